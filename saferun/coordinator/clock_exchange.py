@@ -132,7 +132,7 @@ class ClockExchange:
         answer_key = f"{self._key}/{self._host}/{question}"
         text = json.dumps([self._host, question])
         asked_at = time.monotonic()
-        if client.compare_set(self._key, "", text) != text.encode():
+        if not client.claim(self._key, text):
             # Another host asks, or the leader is late: it has more to do than this.
             self._busy_s = min(2 * self._busy_s, _LONGEST_BUSY_S)
             return self._busy_s * (0.5 + _chance())

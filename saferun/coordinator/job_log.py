@@ -214,7 +214,7 @@ class JobLog:
             if entry != _END and entry.encode() not in self._own:
                 return  # it was seen there, though its answer was lost with a connection
             k = self._count
-            found = client.compare_set(f"{self._prefix}log/{k}", "", entry)
+            found = client.create(f"{self._prefix}log/{k}", entry)
             self._take(k, found)
             if found == entry.encode():
                 if kind in _ANSWERS:

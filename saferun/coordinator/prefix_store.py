@@ -15,6 +15,7 @@ class PrefixStore:
     """The calls of a TCPStore that ``StoreClient`` makes. To be made by ``prefix_class``."""
 
     store_class: ClassVar[Any]
+    takes_connection: ClassVar[bool] = False
 
     def __init__(self, *arguments: Any, **more: Any) -> None:  # noqa: ANN401 - as torch's class takes them
         self._store = self.store_class(*arguments, **more)
@@ -57,4 +58,5 @@ class PrefixStore:
 
 def prefix_class(store_class: Any) -> type[PrefixStore]:  # noqa: ANN401 - torch may be there in part only
     """A class to connect with, instead of torch's own."""
-    return type("PrefixStore", (PrefixStore,), {"store_class": store_class})
+    takes = getattr(store_class, "takes_connection", False)
+    return type("PrefixStore", (PrefixStore,), {"store_class": store_class, "takes_connection": takes})

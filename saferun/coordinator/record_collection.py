@@ -75,7 +75,7 @@ def failure_text(error: JoinFailedError) -> str:
 def publish_failure(client: StoreClient, prefix: str, error: JoinFailedError) -> None:
     """Let all hosts of a rendezvous fail, with the same message."""
     text = failure_text(error)
-    if client.compare_set(f"{prefix}fail", "", text) == FORGED:
+    if client.create(f"{prefix}fail", text) == FORGED:
         client.set(f"{prefix}fail", text)
 
 
@@ -354,7 +354,7 @@ class RecordCollection:
 
     def _hand_out(self, client: StoreClient, seat: int, failure: str) -> None:
         key = f"{self._prefix}assignment/{seat}"
-        if client.compare_set(key, "", failure) == FORGED:
+        if client.create(key, failure) == FORGED:
             client.set(key, failure)
 
     def _withdrawn(self, seat: int) -> str:

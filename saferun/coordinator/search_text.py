@@ -103,7 +103,8 @@ def search_hint(
         return f"look at the name service and /etc/hosts of {here or 'this host'}, or pass an address as {option}"
     if kinds == {NO_STORE}:
         another = another_port_hint(source, ports[0])
-        return f"see whether saferun runs on {host}, and which program has the port (ss -ltnp), or {another}"
+        slow = "which answers when it has imported torch"
+        return f"see whether saferun runs on {host}, {slow}, and which program has the port (ss -ltnp), or {another}"
     if kinds == {SILENT} and probed is not None and probed.is_up:
         return let_through_hint(source, host, ports[0])
     if kinds <= {SILENT, UNREACHABLE} and probed is not None and not probed.is_up:

@@ -16,6 +16,8 @@ from saferun.coordinator.dial import dial
 from saferun.coordinator.store_connection import encoded
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from saferun.cluster.signed import Signer
 
 # What a request and its answer cost beside keys and values: one byte for the kind of request, eight for a length.
@@ -67,7 +69,7 @@ class StoreClient:
     """
 
     wakes_waiting: ClassVar[bool] = True
-    """Whether the server of this torch wakes those that wait for a key which ``compare_set`` sets; a ``set`` does."""
+    """Whether torch's usual server of this host's release wakes those that wait for what ``compare_set`` sets."""
 
     def __init__(
         self,
@@ -89,6 +91,7 @@ class StoreClient:
         address: tuple[str, int],
         *,
         dialled: bool = False,
+        connection: socket | None = None,
         signer: Signer | None = None,
     ) -> StoreClient:
         """Connect; blocks for as long as a process accepts the connection and does not answer as a store.
@@ -97,21 +100,25 @@ class StoreClient:
             store_class: torch's TCPStore, or ``StoreConnection``.
             address: name or address, and port.
             dialled: whether the address is known to accept connections.
+            connection: a connection to it, if there is one: it is used, or closed.
             signer: as for the class.
 
         Raises:
             StoreBrokenError: it cannot be reached.
         """
         host, port = address
-        if not dialled:
+        if connection is None and not dialled:
             # torch's own client would go on trying for the whole of its timeout where connections are refused.
             connection, _, message = dial(host, port)
             if connection is None:
                 raise StoreBrokenError(message)
+        more = {"connection": connection} if getattr(store_class, "takes_connection", False) else {}
+        if connection is not None and not more:
             connection.close()
+        timeout = timedelta(seconds=_CONNECT_TIMEOUT_S)
         try:
             # By position: the first arguments are the same in all releases.
-            store = store_class(host, port, None, False, timedelta(seconds=_CONNECT_TIMEOUT_S), wait_for_workers=False)
+            store = store_class(host, port, None, False, timeout, wait_for_workers=False, **more)
         except Exception as error:
             raise StoreBrokenError(_first_line(error)) from error
         TRAFFIC.count(2 * (_KIND + 4) + 4)
@@ -159,19 +166,30 @@ class StoreClient:
         """Add to a number and return the sum; a key that does not exist is 0."""
         return int(self._ask(_KIND + _sized(key) + 2 * _NUMBER, "add", key, amount))
 
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """Set a key that has the expected value (empty: that does not exist), and return what it has now.
+    def create(self, key: str, value: str) -> bytes:
+        """Set a key that does not exist, for good, and return what it has now; ``FORGED`` where that is not signed.
 
-        ``FORGED`` where that is not signed. Where values are signed, only the empty one can be expected: see ``swap``.
-        Whoever waits for the key sees it at once. With an old torch it is set twice, so another host's value that comes
-        between the two would be lost.
+        Whoever waits for the key sees it at once. It is set a second time, since not every server wakes those that wait
+        for a key which ``compare_set`` sets: libuv's does since torch 2.8, the other one never does, and which of the
+        two the leader has is not known here.
         """
         stored = self._protected(key, value)
-        now = self._compare_set(key, expected.encode(), stored)
-        if now == encoded(stored) and not self.wakes_waiting:
+        now = self._compare_set(key, b"", stored)
+        if now == encoded(stored):
             self._set(key, stored)
         found = self._opened(key, now)
         return FORGED if found is None else found
+
+    def claim(self, key: str, value: str) -> bool:
+        """Set a key that does not exist, and that its reader deletes; whether this one has set it.
+
+        It is set twice with an old torch only, as its reader may have deleted it in between.
+        """
+        stored = self._protected(key, value)
+        is_set = self._compare_set(key, b"", stored) == encoded(stored)
+        if is_set and not self.wakes_waiting:
+            self._set(key, stored)
+        return is_set
 
     def swap(self, key: str, expected: bytes, value: str) -> tuple[bytes, bytes | None]:
         """Set a key to another value, if it has the expected one, or none where that is empty.

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import ClassVar
 
 from saferun.coordinator.dial import dial
 
@@ -38,6 +39,8 @@ _LONGEST_POLL_MS = (1 << 31) - 1
 # A server with too many connections in its backlog resets some of them, as torch's own client expects it to.
 _AGAIN_S = 5.0
 _PAUSE_S = 0.1
+# A leader that is slow answers these all the same; a machine that is gone does not, and nothing else would show it.
+_PROBE_IDLE_S, _PROBE_EVERY_S, _MOST_PROBES = 5, 5, 3
 
 
 class _ClosedError(ConnectionError):
@@ -56,10 +59,15 @@ class StoreConnection:
         is_master: not True: nothing is served here.
         timeout: of connecting to each address, and of ``get`` and ``multi_get`` for a key that does not exist.
         wait_for_workers: not True.
+        connection: one to that port, if there is one already: each that is closed takes a place in the server's
+            backlog.
 
     Raises:
         ConnectionError: it cannot be reached, or is no store. All calls raise it when the connection is gone.
     """
+
+    takes_connection: ClassVar[bool] = True
+    """Unlike torch's own class."""
 
     _socket: socket.socket | None = None
 
@@ -72,13 +80,16 @@ class StoreConnection:
         timeout: timedelta,
         *,
         wait_for_workers: bool,
+        connection: socket.socket | None = None,
     ) -> None:
         if is_master or wait_for_workers or world_size is not None:
             raise ValueError("only torch's own class serves a store and waits for its clients")
         self._timeout = timeout
         give_up_at = time.monotonic() + min(_AGAIN_S, timeout.total_seconds())
         while True:
-            connection, _, message = dial(host, port, timeout.total_seconds())
+            message = ""
+            if connection is None:
+                connection, _, message = dial(host, port, timeout.total_seconds())
             if connection is None:
                 raise ConnectionError(message)
             with suppress(OSError):
@@ -86,8 +97,11 @@ class StoreConnection:
             connection.settimeout(None)
             self._socket = connection
             try:
+                _probe(connection, is_wanted=True)
                 self._greet()
+                _probe(connection, is_wanted=False)
             except _ClosedError:
+                connection = None
                 if time.monotonic() + _PAUSE_S > give_up_at:
                     raise
                 time.sleep(_PAUSE_S)
@@ -213,6 +227,15 @@ class StoreConnection:
         if connection is not None:
             connection.close()
         return kind(message)
+
+
+def _probe(connection: socket.socket, *, is_wanted: bool) -> None:
+    """Have the kernel find out whether the other machine is still there, while nothing is sent (tcp(7))."""
+    with suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, is_wanted)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_IDLE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_EVERY_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _MOST_PROBES)
 
 
 def _query(kind: int) -> bytes:

@@ -198,7 +198,6 @@ class StoreSearch:
         connection, kind, message = dial(self._host, port, here=self._here, on_resolved=on_resolved)
         if connection is None:
             return PortResult(kind, message), None
-        connection.close()
         where = shown(self._host, port)
         # With the address: the name may lead to another host than the master.
         silent = f"something listens on {message.partition(' accepts')[0] or where} and does not answer as a store"
@@ -207,7 +206,8 @@ class StoreSearch:
             self._results[port] = PortResult(NO_STORE, silent)
             self._accepted.add(port)
         try:
-            client = StoreClient.connect(self._store_class, (self._host, port), dialled=True, signer=self._signer)
+            way = self._host, port
+            client = StoreClient.connect(self._store_class, way, connection=connection, signer=self._signer)
             objection = self._accept(client)
         except StoreBrokenError as error:
             return PortResult(NO_STORE, f"{silent} ({error})"), None

@@ -23,7 +23,7 @@ _RENDEZVOUS = "torch.distributed.elastic.rendezvous"
 _C10D_MODULES = (f"{_RENDEZVOUS}.c10d_rendezvous_backend", f"{_RENDEZVOUS}.dynamic_rendezvous")
 # Of these and older ones the c10d rendezvous has been seen to work without the rest of torch.
 _NEWEST_RELEASE = (2, 15)
-# The store of torch 2.4 leaves those asleep that wait for a key which compare_set sets; that of 2.8 does not.
+# What older releases serve leaves those asleep that wait for a key which compare_set sets.
 _WAKES_WAITING = (2, 8)
 
 
@@ -58,8 +58,7 @@ def import_store_class(torch_parts: TorchParts, *, serves: bool = True) -> tuple
     location = spec.submodule_search_locations[0]
     version = _version(location)
     StoreClient.wakes_waiting = _release(version) >= _WAKES_WAITING
-    oldest, newest = KNOWN_RELEASES
-    if torch_parts == "store" and not serves and oldest <= _release(version) <= newest:
+    if torch_parts == "store" and not serves and _is_known(version):
         return StoreConnection, version
     if torch_parts == "c10d" and _release(version) > _NEWEST_RELEASE:
         raise ImportError(f"whether the c10d rendezvous of torch {version} needs more of torch is not known")
@@ -99,6 +98,13 @@ def _release(version: str) -> tuple[int, ...]:
     """The first two numbers of a version; an unknown one is newer than all."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (sys.maxsize,)
+
+
+def _is_known(version: str) -> bool:
+    """Whether the queries of its store are known; those of the oldest known release came before it was released."""
+    oldest, newest = KNOWN_RELEASES
+    release, is_early = _release(version), bool(re.match(r"[\d.]+(a|\.dev|rc)", version))
+    return oldest <= release <= newest and not (release == oldest and is_early)
 
 
 def loopback_address(listen_fd: int) -> tuple[str, int]:

@@ -6,6 +6,8 @@ Jobs that wait for nothing but the end of that time do so side by side.
 from __future__ import annotations
 
 import re
+import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ import pytest
 from tests.breadth import slow_but
 from tests.cluster.faulted import GLOO, FaultedJob, end_all
 from tests.cluster.jobs import PORT, TRAIN, Job, by_hand
+from tests.process.launching import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -318,3 +321,33 @@ def test_a_master_behind_the_address_of_a_service_is_reached_by_ranks_and_messag
     job.hear("trained", 3)
     assert job.finish() == [0, 0, 0], job.story("failed")
     assert job.saferun_said("saferun: ") == []
+
+
+CONNECTS = f"""
+import time
+from datetime import timedelta
+from saferun.coordinator.store_connection import StoreConnection
+began_at = time.monotonic()
+try:
+    StoreConnection("node1", {PORT}, None, False, timedelta(seconds=60), wait_for_workers=False)
+except ConnectionError as error:
+    print("ended", time.monotonic() - began_at > 5, error)
+"""
+
+
+@pytest.mark.slow
+def test_a_leader_whose_machine_goes_before_it_has_answered_is_not_waited_for(make_cluster: MakeCluster) -> None:
+    """It listens before it imports torch; nothing is on its way then, and only asking shows that it is gone.
+
+    One that is merely slow is waited for, however long it takes.
+    """
+    cluster = make_cluster(2)
+    leader, other = cluster.hosts
+    leader.occupy(PORT)
+    waiting = other.popen([sys.executable, "-c", CONNECTS])
+    established = f"ss -Htn state established dst {leader.management} dport = :{PORT}"
+    until(lambda: str(PORT) in other.run(established.split()).stdout, "it is connected")
+    time.sleep(25)  # longer than it takes where nothing answers
+    assert waiting.poll() is None
+    leader.power_off()
+    waiting.wait_for("^ended True .*(timed out|No route)")

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from saferun.coordinator.prefix_store import prefix_class
+from saferun.coordinator.store_client import StoreClient
 from saferun.coordinator.store_connection import KNOWN_RELEASES, StoreConnection
 from saferun.coordinator.torch_store import open_store
 from tests.ports import own_port
@@ -115,6 +117,19 @@ def test_a_key_that_comes_ends_the_wait(stores: tuple[StoreConnection, Any]) -> 
     theirs.set("b", "1")
     assert seen.wait(30)
     waiting.join()
+
+
+def test_what_one_creates_is_read_at_once_whichever_server_there_is(port: int) -> None:
+    """The plain one wakes nobody for what ``compare_set`` sets: a job of two releases once ended two minutes late."""
+    reader, writer = (StoreClient.connect(StoreConnection, ("127.0.0.1", port)) for _ in range(2))
+    read: list[bytes | None] = []
+    reading = threading.Thread(target=lambda: read.append(reader.get("a0/log/0", 60.0)), daemon=True)
+    reading.start()
+    time.sleep(0.2)  # it waits by now, as a rule
+    assert writer.create("a0/log/0", "an entry") == b"an entry"
+    reading.join(30)
+    assert read == [b"an entry"]
+    assert writer.create("a0/log/0", "another") == b"an entry"
 
 
 def test_a_wait_in_vain_leaves_the_connection_usable(stores: tuple[StoreConnection, Any]) -> None:
@@ -259,6 +274,33 @@ def test_a_server_that_resets_connections_at_first_is_tried_again() -> None:
     thread.join(20)
 
 
+def test_a_connection_that_there_is_is_used() -> None:
+    """Those that were closed have a place in the backlog of a leader that still imports torch."""
+    port, thread = answering(b"nonce", b"\0")  # it accepts one
+    dialled = socket.create_connection(("127.0.0.1", port))
+    for store_class in (StoreConnection, prefix_class(StoreConnection)):
+        assert store_class.takes_connection
+    client = StoreClient.connect(StoreConnection, ("127.0.0.1", port), connection=dialled)
+    assert client.check("a")
+    thread.join(20)
+
+
+def test_a_connection_is_closed_for_a_class_that_makes_its_own() -> None:
+    """As torch's does."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        StoreClient.connect(Closing, ("127.0.0.1", 1), connection=ours)
+        assert ours.fileno() < 0
+        assert theirs.recv(1) == b""
+
+
+class Closing:
+    """A class that makes connections of its own, as torch's does."""
+
+    def __init__(self, *_arguments: Any, **more: Any) -> None:
+        assert "connection" not in more
+
+
 def test_a_store_is_served_by_torch_alone() -> None:
     with pytest.raises(ValueError, match="only torch"):
         StoreConnection("127.0.0.1", 1, None, True, LONG, wait_for_workers=False)
@@ -285,6 +327,9 @@ TORCHS = "torch._C._distributed_c10d True True"
     [
         ("store", "", "", OURS),
         ("store", "2.5.0+cu124", "", OURS),
+        ("store", "2.6.0a0+git1234", "", OURS),
+        ("store", "2.5.0.dev20240615+cu121", "", TORCHS),
+        ("store", "2.5.0a0+872d972e41.nv24.08", "", TORCHS),
         ("store", UNKNOWN, "", TORCHS),
         ("store", "2.4.1", "", TORCHS),
         ("store", "unknown", "", TORCHS),

@@ -78,7 +78,13 @@ class Client:
             self.at.changed.notify_all()
             return total
 
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+    def create(self, key: str, value: str) -> bytes:
+        return self._compare_set(key, "", value)
+
+    def claim(self, key: str, value: str) -> bool:
+        return self.create(key, value) == value.encode()
+
+    def _compare_set(self, key: str, expected: str, value: str) -> bytes:
         with self.at.changed:
             keys = self._begin()
             if keys.get(key, b"") == expected.encode():
@@ -87,7 +93,7 @@ class Client:
             return keys.get(key, expected.encode())
 
     def swap(self, key: str, expected: bytes, value: str) -> tuple[bytes, bytes]:
-        found = self.compare_set(key, expected.decode(), value)
+        found = self._compare_set(key, expected.decode(), value)
         return found, found
 
     def check(self, key: str) -> bool:

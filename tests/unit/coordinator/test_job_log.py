@@ -198,14 +198,14 @@ def test_what_the_leader_says_and_gets_no_answer_to_is_said_once() -> None:
     """The connection broke when it had reached the store: nobody else has written it."""
     store = Store()
     hearing = Hearing(store, 0)
-    asked = hearing.line.client.compare_set
+    asked = hearing.line.client.create
 
-    def lose_answer(key: str, expected: str, value: str) -> bytes:
-        asked(key, expected, value)
+    def lose_answer(key: str, value: str) -> bytes:
+        asked(key, value)
         hearing.until("notice")
         raise StoreBrokenError("broken")
 
-    hearing.line.client.compare_set = lose_answer
+    hearing.line.client.create = lose_answer
     hearing.log.append({"kind": "notice", "text": "why"})
     hearing.log.wait_written(DEADLINE_S)
     hearing.log.append(DECISION)
@@ -308,27 +308,27 @@ def test_an_append_that_is_answered_after_its_connection_was_given_up_loses_no_o
     before = set(threading.enumerate())
     hearing = Hearing(store, 1)
     (first_writer,) = (one for one in set(threading.enumerate()) - before if one.name.endswith("(_write)"))
-    asked, has_asked, may_answer = hearing.line.client.compare_set, threading.Event(), threading.Event()
+    asked, has_asked, may_answer = hearing.line.client.create, threading.Event(), threading.Event()
 
-    def answer_late(key: str, expected: str, value: str) -> bytes:
-        found: bytes = asked(key, expected, value)
+    def answer_late(key: str, value: str) -> bytes:
+        found: bytes = asked(key, value)
         has_asked.set()
         assert may_answer.wait(DEADLINE_S)
         return found
 
-    hearing.line.client.compare_set = answer_late
+    hearing.line.client.create = answer_late
     hearing.log.append({"kind": "request", "text": "first", "at_once": False})
     assert has_asked.wait(DEADLINE_S)
     hearing.until("request")
     writes = threading.Semaphore(0)
     hearing.line.client = hearing.line.client.another()
-    asked_again = hearing.line.client.compare_set
+    asked_again = hearing.line.client.create
 
-    def answer_counted(key: str, expected: str, value: str) -> bytes:
+    def answer_counted(key: str, value: str) -> bytes:
         assert writes.acquire(timeout=DEADLINE_S)
-        return asked_again(key, expected, value)  # type: ignore[no-any-return]
+        return asked_again(key, value)  # type: ignore[no-any-return]
 
-    hearing.line.client.compare_set = answer_counted
+    hearing.line.client.create = answer_counted
     hearing.log.start()  # as a channel does that is made again
     hearing.log.wait_written(DEADLINE_S)
     for text in ("second", "third"):
@@ -346,13 +346,13 @@ def test_what_users_ask_for_takes_no_room_of_what_ends_the_attempt() -> None:
     store = Store()
     line = Line(store)
     answers = threading.Event()
-    asked = line.client.compare_set
+    asked = line.client.create
 
-    def answer_late(key: str, expected: str, value: str) -> bytes:
+    def answer_late(key: str, value: str) -> bytes:
         assert answers.wait(DEADLINE_S)
-        return asked(key, expected, value)  # type: ignore[no-any-return]
+        return asked(key, value)  # type: ignore[no-any-return]
 
-    line.client.compare_set = answer_late
+    line.client.create = answer_late
     hearing = Hearing(store, 1, line=line)
     for _ in range(5000):
         hearing.log.append({"kind": "table_wanted"})
@@ -396,7 +396,7 @@ class _UnsteadyLine(Line):
         self._unsettle()
 
     def _unsettle(self) -> None:
-        self.client.compare_set = self._unsteady(self.client.compare_set)
+        self.client.create = self._unsteady(self.client.create)
         self.watching.get = self._unsteady(self.watching.get)
 
     def _unsteady(self, call: Callable[..., Any]) -> Callable[..., Any]:
