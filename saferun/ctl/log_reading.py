@@ -104,6 +104,7 @@ class RunLogs:
         self._found: Sequence[LogName] = ()
         self._listing = Pace(_LISTED_S)
         self._kept_bytes = 0
+        self._sizes: dict[LogName, int] | None = None
         self.find_indexes()
 
     @property
@@ -142,13 +143,25 @@ class RunLogs:
         for steps in _merged([index.steps(self._file, most) for index in self._indexes.values()]):
             yield from self._timed(steps)
 
+    def note_sizes(self) -> None:
+        """``read_rest`` reads no further than the files go now: what comes meanwhile would have no times yet."""
+        self._sizes = {name: self._files.size(name.path) for name in self._names()}
+
+    def has_rest(self) -> bool:
+        """Whether there is something to be read by it, once sizes have been noted."""
+        return any(self._end_of(self._file(name)) > self._file(name).position for name in self._sizes or ())
+
+    def _end_of(self, file: LogFile) -> int:
+        return file.cut.position_at((self._sizes or {}).get(file.name, 0))
+
     def read_rest(self, *, known: bool = False) -> Iterator[list[Piece]]:
         """What is in the files beyond that. ``known``: those that were found some seconds ago are enough."""
-        for name in self._names(known=known):
+        for name in self._names(known=known) if self._sizes is None else self._sizes:
             file = self._file(name)
             if self._since and not file.is_timed and self._files.changed_at(name.path) < self._since:
                 continue
-            yield from self._read(file, None, None)
+            has_end = self._sizes is not None and file.position <= _LARGEST_FILE
+            yield from self._read(file, self._end_of(file) if has_end else None, None)
 
     def finish(self) -> Iterator[list[Piece]]:
         """The last lines, which no newline ends."""

@@ -34,6 +34,8 @@ _LONGEST_PATTERN = 1000
 # A pattern that needs longer for one line needs for ever.
 _MATCH_S = 2.0
 _AGAIN_S = 0.1
+# The writer notes the times of what it has written at once; on a busy machine it may have to wait for a processor.
+_NOTED_S = 0.05
 _FIND_S = 1.0
 _MOST_LAST = 1_000_000
 _CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]")
@@ -232,6 +234,8 @@ def _all_pieces(logs: RunLogs, path: str, out: BinaryIO, *, follows: bool) -> It
     found = FoundRun(path, is_here=False)
     has_ended = not follows or not found.read_state().is_living
     rest, finding = Pace(_FIND_S), Pace(_FIND_S)
+    if not follows:
+        logs.note_sizes()
     while True:
         yield from logs.read_timed()
         if has_ended:
@@ -245,6 +249,10 @@ def _all_pieces(logs: RunLogs, path: str, out: BinaryIO, *, follows: bool) -> It
             logs.find_indexes()
             has_ended = not found.read_state().is_living
             finding.took(time.monotonic() - began_at)
+    if not follows and logs.has_times and logs.has_rest():
+        # A run that lives notes when its output came a moment after it has written it.
+        time.sleep(_NOTED_S)
+        yield from logs.read_timed()
     for number, pieces in enumerate(filter(None, logs.read_rest())):
         if not number:
             out.flush()

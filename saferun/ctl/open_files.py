@@ -79,6 +79,14 @@ class OpenFiles:
             self._note(path, error)
             return 0.0
 
+    def size(self, path: str) -> int:
+        """How many bytes a file has; 0: it cannot be opened."""
+        try:
+            return os.fstat(self._opened(path)).st_size
+        except OSError as error:
+            self._note(path, error)
+            return 0
+
     def read(self, path: str, count: int, at: int) -> bytes:
         """So many bytes of a file, or fewer at its end.
 

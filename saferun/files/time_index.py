@@ -53,6 +53,12 @@ class Cut(Value):
             return self.kept_bytes
         return position - self.left_out_bytes + self.mark_bytes
 
+    def position_at(self, offset: int) -> int:
+        """At which position the byte was written that is here in the file; of the mark: where what is left out ends."""
+        if offset < self.kept_bytes:
+            return offset
+        return self.left_out_bytes + max(offset - self.mark_bytes, self.kept_bytes)
+
 
 NO_CUT = Cut(1 << 62, 0, 0)
 

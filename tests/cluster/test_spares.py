@@ -188,8 +188,8 @@ def test_a_host_with_a_broken_gpu_leaves_and_does_not_end_the_step(
         program=f"{HEALTHY}\n{SICK_GPU}{PLACES}",
         options=("--kill-on-bad-exit=1",),
     )
-    job.release("sick")
     job.hear("place", 5)
+    job.release("sick")
     after = places(job, attempt=1)
     assert [after[rank][0] for rank in range(6)] == ["node1", "node1", "node4", "node4", "node3", "node3"]
     job.release("end")

@@ -30,7 +30,8 @@ SAFERUN = (sys.executable, "-m", "saferun")
 # A passing test takes a small part of it, on a busy machine too.
 DEADLINE_S = 60.0
 _LOOK_AGAIN_S = 0.005
-_HELPERS_END_S = 5.0
+HELPERS_END_S = 5.0
+"""Helpers that were ended with saferun may wait for a processor before they are gone."""
 _RANK = Path(__file__).with_name("rank.py")
 _MARK = "LAUNCHING_MARK"
 _WANT_LOGS = frozenset({"-r", "-t", "--redirects", "--tee", "--local-ranks-filter"})
@@ -426,7 +427,7 @@ def running(
         if sweeps:
             job.wait()
             # saferun waits half a second for the end of its helpers; on a busy machine one may be later.
-            job.assert_nothing_left(_HELPERS_END_S)
+            job.assert_nothing_left(HELPERS_END_S)
         assert_all_listed(job.run_dir)
     except Exception:
         if (folder / "stderr").exists():

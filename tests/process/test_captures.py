@@ -109,13 +109,18 @@ def test_native_frames_come_when_asked_for(tmp_path: Path) -> None:
 
 def test_of_many_alike_the_odd_one_is_asked_for_native_frames() -> None:
     """It takes a second of a processor each: enough for the few that tell the most. Who sleeps is no puzzle."""
+    patient = (
+        "import runpy; from saferun.captures import stacks; stacks._NATIVE_AUTO_TIMEOUT_S = 30.0\n"
+        "runpy.run_module('tests.process.one_capture', run_name='__main__')"
+    )
     with ExitStack() as stack:
         pids = [stack.enter_context(python(LOCK)) for _ in range(3)]
         odd = stack.enter_context(python(LOCK.replace("step", "odd")))
         asleep = stack.enter_context(python(SLEEP))
         for pid in (*pids, odd):
             await_syscall(pid, "futex")
-        reader = capture(*(CaptureTarget(rank, pid) for rank, pid in enumerate([*pids, odd, asleep])))
+        targets = [CaptureTarget(rank, pid) for rank, pid in enumerate([*pids, odd, asleep])]
+        reader = capture(*targets, program=patient)
     native = [dump.pid for dump in reader.capture.stacks if dump.tool == "py-spy --native"]
     assert set(native) == {odd, pids[0]}
 

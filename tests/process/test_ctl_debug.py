@@ -100,11 +100,11 @@ from rank import *
 tell("ready")
 if RANK == 0:
     await_release("sleep")
-    time.sleep(6)
+    time.sleep(14)
     tell("slept")
 stay()
 """
-    with running(folder, program, *QUIET, *HANGS, "--hang-timeout", "3", nproc=2, store=False) as job:
+    with running(folder, program, *QUIET, *HANGS, "--hang-timeout", "10", nproc=2, store=False) as job:
         with debugged(job, 1) as (shell, _):
             job.release("sleep")
             job.hear("slept")

@@ -16,7 +16,7 @@ import pytest
 
 from tests.breadth import slow_but
 from tests.process.frozen import FileSystem, frozen_disk, mirror, needs_mounts
-from tests.process.launching import Job, kill, running, state_of, until
+from tests.process.launching import HELPERS_END_S, Job, kill, running, state_of, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -191,7 +191,7 @@ def test_a_signal_ends_the_launch(tmp_path: Path, disk: FileSystem, signum: sign
         job.send(signum)
         job.wait()
         assert re.search(r"\d+ bytes are not written yet", job.err)
-        assert job.processes() == [writer]
+        until(lambda: job.processes() == [writer], "all others have ended", timeout_s=HELPERS_END_S)
         disk.thaw()
         job.assert_nothing_left(timeout_s=30)
         for file in rank_files(disk.inside(disk.path / "run")):

@@ -270,7 +270,7 @@ def test_a_process_that_reads_and_runs_is_waited_for_longest() -> None:
     out = run(
         """
         import saferun.launch.idle_imports as idle
-        idle._PATIENCE_S, idle._RECHECK_S, idle._BUSY_PATIENCE_S, idle._RUNNING_PATIENCE_S = 0.1, 0.05, 0.1, 0.5
+        idle._PATIENCE_S, idle._RECHECK_S, idle._BUSY_PATIENCE_S, idle._RUNNING_PATIENCE_S = 0.1, 0.05, 0.1, 3.0
         idle.runnable_per_processor = lambda: 0.0
         hold_read, hold_write = os.pipe()
         os.set_inheritable(hold_read, True)
@@ -294,7 +294,7 @@ def test_a_process_that_reads_and_runs_is_waited_for_longest() -> None:
         imports.seal()
         imports.need(call)
         turn_until(lambda: said)
-        print(said, len(looks) > 1, looks[0] < 0.5 <= looks[-1])
+        print(said, len(looks) > 1, looks[0] < 3.0 <= looks[-1])
         os.close(hold_write)
         """
     )

@@ -13,6 +13,7 @@ from tests.breadth import slow_but
 from tests.process.launching import (
     DEADLINE_S,
     END_AS_TOLD,
+    HELPERS_END_S,
     STAY,
     kill,
     kill_reapers,
@@ -86,7 +87,7 @@ def test_no_family_of_a_rank_outlives_saferun(tmp_path: Path, end: str) -> None:
         else:
             job.release("end")
         assert job.wait() == (0 if end == "well" else 1)
-        job.assert_nothing_left()
+        job.assert_nothing_left(HELPERS_END_S)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGABRT])
@@ -127,7 +128,7 @@ def test_sigterm_while_saferun_starts_leaves_nothing(tmp_path: Path, count: int)
         assert exit_code in {1, -signal.SIGTERM}
         assert "Traceback" not in job.err
         # Before saferun can handle signals, SIGTERM ends it like any program, and its reaper sees that a moment later.
-        job.assert_nothing_left(timeout_s=DEADLINE_S if exit_code < 0 else 0)
+        job.assert_nothing_left(timeout_s=DEADLINE_S if exit_code < 0 else HELPERS_END_S)
 
 
 def test_the_reaper_ends_although_nobody_reads_its_stderr(tmp_path: Path) -> None:

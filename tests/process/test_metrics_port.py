@@ -52,6 +52,12 @@ def asked(port: int, path: str = "/metrics", *, method: str = "GET", **headers: 
         connection.close()
 
 
+def is_open(port: int) -> bool:
+    """Whether something listens there."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def value(text: str, name: str) -> float:
     """Of the only sample with this name."""
     (line,) = (line for line in text.splitlines() if line.startswith(f"{name}{{"))
@@ -60,9 +66,10 @@ def value(text: str, name: str) -> float:
 
 def test_it_answers_while_the_launch_runs(folder: Path) -> None:
     """In both formats, on the loopback interface alone, and at no other path."""
-    with running(folder, END_AS_TOLD, "--metrics-port", "0", *QUIET, nproc=2, arguments=("0", "0")) as job:
-        port = port_of(job)
+    port = own_port()  # which no connection of another test gets when it is free again
+    with running(folder, END_AS_TOLD, "--metrics-port", str(port), *QUIET, nproc=2, arguments=("0", "0")) as job:
         job.hear("ready", 2)
+        until(lambda: is_open(port), "it listens")
         status, kind, text = asked(port)
         assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
         assert (value(text, "saferun_up"), value(text, "saferun_ranks")) == (1, 2)

@@ -210,7 +210,7 @@ def test_a_version_without_json_answers_with_a_text() -> None:
 
 def test_a_stopped_rank_that_the_kernel_chose_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """All ranks of a host listen at the same port; a stopped one accepts nothing, and another try meets another."""
-    monkeypatch.setattr(nccl_ras, "_GREETING_S", 0.2)
+    monkeypatch.setattr(nccl_ras, "_GREETING_S", 1.0)
     with rank_of(lambda pid: (None, answer([member(0, pid), member(1)]))) as (pid, ras):
         reader = look(pid)
     assert (failure(reader), len(ras.asked)) == ("", 1)

@@ -204,7 +204,7 @@ def test_a_command_that_takes_too_long_is_killed_with_its_session(made: list[Com
     """Also what ignores SIGTERM, and what it has started."""
     pids = tmp_path / "pids"
     script = f"trap '' TERM; sleep 1000 & echo $! $$ > {pids}; wait; sleep 1000"
-    made.append(Commands("sh", "-c", script, run_s=0.3, term_s=0.2))
+    made.append(Commands("sh", "-c", script, run_s=2.0, term_s=0.2))
     made[0].send(1)
     (answer,) = made[0].await_answers(1)
     assert answer["is_late"]

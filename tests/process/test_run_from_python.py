@@ -22,7 +22,7 @@ from saferun.api import launch_process
 from saferun.api.rank_function import open_private, read_private
 from saferun.errors import SaferunError, UsageError
 from tests.breadth import slow_but
-from tests.process.launching import REPOSITORY, until
+from tests.process.launching import HELPERS_END_S, REPOSITORY, until
 from tests.process.marks import pids_whose_environ_has
 
 QUIET = ("--preflight", "off", "--lint", "off")
@@ -317,7 +317,7 @@ def test_ctrl_c_stops_the_launch_and_is_raised(handling: str, tmp_path: Path) ->
     out, _ = process.communicate(timeout=60)
     assert json.loads(out.splitlines()[-1]) == "interrupted"
     assert (tmp_path / "stopped").exists()
-    assert not pids_whose_environ_has(mark)
+    until(lambda: not pids_whose_environ_has(mark), "all have ended", timeout_s=HELPERS_END_S)
 
 
 @pytest.mark.parametrize("handling", ["SIG_DFL", "SIG_IGN"])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SLOW = " is slow: the other ranks spent "
 GIVEN_UP = "saferun: ranks are not compared by their Flight Recorders: "
 OFTEN = "import saferun.cli.main as one\n    one._LEAST_DUMPS_S = 1.0"
-SOON = "\n    import saferun.captures.asked_recorders as other\n    other.RANK_S = 0.5"
+SOON = "\n    import saferun.captures.asked_recorders as other\n    other.RANK_S = 3.0"
 DUMPS = ("--slow-dumps", "1", "--slow-window", "0")
 
 

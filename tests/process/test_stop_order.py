@@ -83,7 +83,7 @@ def test_ranks_that_handle_the_signal_have_it_before_saferun_does_anything_else(
 
 def test_a_rank_that_does_not_stop_is_looked_at_before_it_is_killed(tmp_path: Path) -> None:
     """At half of its grace; the report says where it was."""
-    with running(tmp_path, STUBBORN, "--shutdown-timeout", "6", store=False) as job:
+    with running(tmp_path, STUBBORN, "--shutdown-timeout", "20", store=False) as job:
         job.hear("ready")
         job.send(signal.SIGTERM)
         assert job.wait(60) == 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.process.frozen import frozen_disk, needs_mounts
-from tests.process.launching import DEADLINE_S, command_line, read_stat, running, state_of, until
+from tests.process.launching import DEADLINE_S, HELPERS_END_S, read_stat, running, state_of, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,7 +115,7 @@ open(FOLDER + "/stuck/file")
             assert "could not be killed (uninterruptible, state D): local rank 0; left behind" in job.err
             assert "Traceback" not in job.err
             assert state_of(stuck.pid) == "D"
-            assert [command_line(pid) for pid in job.processes() if pid != stuck.pid] == []
+            until(lambda: job.processes() == [stuck.pid], "all others have ended", timeout_s=HELPERS_END_S)
         finally:
             file_system.close()
         job.assert_nothing_left(DEADLINE_S)

@@ -22,6 +22,7 @@ from saferun.coordinator.prefix_store import prefix_class
 from saferun.coordinator.store_client import StoreClient
 from saferun.coordinator.store_connection import KNOWN_RELEASES, StoreConnection
 from saferun.coordinator.torch_store import open_store
+from saferun.linux.small_files import read_bytes
 from tests.ports import own_port
 from tests.torch.coordinating import until
 
@@ -375,7 +376,5 @@ def test_a_host_that_serves_nothing_has_no_torch_in_its_coordinator(tmp_path: Pa
 def _maps_torch(pid: int) -> bool:
     """Whether the coordinator of a saferun has torch's libraries in memory."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    (coordinator,) = (
-        child for child in children if b"coordinator/__main__.py" in Path(f"/proc/{child}/cmdline").read_bytes()
-    )
+    (coordinator,) = (child for child in children if b"coordinator/__main__.py" in read_bytes(f"/proc/{child}/cmdline"))
     return "libtorch_cpu" in Path(f"/proc/{coordinator}/maps").read_text()

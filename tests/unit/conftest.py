@@ -17,7 +17,7 @@ settings.register_profile(
     max_examples=60,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-settings.register_profile("quick", settings.get_profile("all"), max_examples=15)
+settings.register_profile("quick", settings.get_profile("all"), max_examples=15, derandomize=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:

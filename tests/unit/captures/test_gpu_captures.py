@@ -391,7 +391,7 @@ def test_a_driver_that_never_returns_costs_only_its_own_part(dev: str) -> None:
     found = capture(
         dev,
         {("nvmlDeviceGetMemoryInfo", 1): lambda *_: release.wait() and LOST},
-        deadline=time.monotonic() + 0.7,
+        deadline=time.monotonic() + 3.0,
     )
     release.set()
     assert found.failure == "nvmlDeviceGetMemoryInfo of GPU 1 does not return"

@@ -349,6 +349,44 @@ def test_however_much_is_read_at_once_lines_are_those_that_were_written(
     assert {(host, rank): text for _, host, rank, text in lines_of(rest)} == {k: v for k, v in rests.items() if v}
 
 
+def test_what_comes_while_the_indexes_are_read_is_not_printed_without_its_time(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A run that lives writes a file first, and then notes when. Its lines were out of order, with a warning."""
+    host = Host(run, "node1", monkeypatch)
+    host.write(AT, (0, "first\n"))
+    file = run / "node1/attempt_0/rank_0/stdout.log"
+    read_timed = RunLogs.read_timed
+
+    def later(reader: RunLogs) -> Iterator[list[log_reading.Piece]]:
+        yield from read_timed(reader)
+        file.write_bytes(file.read_bytes() + b"not noted yet\n")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunLogs, "read_timed", later)
+        assert ctl.main(["logs", NAME]) == 0
+    assert capfd.readouterr() == ("[node1:0] first\n", "")
+
+
+def test_output_whose_time_is_noted_a_moment_later_has_its_place(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Between the two there are microseconds, or the time in which others have the processor."""
+    host = Host(run, "node1", monkeypatch)
+    host.write(AT, (0, "first\n"), (1, "other\n"))
+    file = run / "node1/attempt_0/rank_0/stdout.log"
+    written = file.read_bytes()
+    file.write_bytes(written + b"second\n")
+
+    def note(_seconds: float) -> None:
+        file.write_bytes(written)
+        host.write(AT + 1, (0, "second\n"))
+
+    monkeypatch.setattr(time, "sleep", note)
+    assert ctl.main(["logs", NAME]) == 0
+    assert capfd.readouterr() == ("[node1:0] first\n[node1:1] other\n[node1:0] second\n", "")
+
+
 def lines_of(batches: list[list[log_reading.Piece]]) -> list[tuple[float | None, str, int, str]]:
     """The lines of pieces, with their times, hosts and ranks."""
     return [

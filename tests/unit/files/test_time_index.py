@@ -109,7 +109,8 @@ def test_what_was_left_out_is_noted() -> None:
 def test_positions_are_found_in_a_file_that_lacks_some() -> None:
     cut = Cut(20, 50, 7)
     assert [cut.offset_in_file(position) for position in (0, 19, 20, 69, 70, 71)] == [0, 19, 20, 20, 27, 28]
-    assert NO_CUT.offset_in_file(12345) == 12345
+    assert NO_CUT.offset_in_file(12345) == NO_CUT.position_at(12345) == 12345
+    assert [cut.position_at(offset) for offset in (0, 19, 20, 26, 27, 28)] == [0, 19, 70, 70, 70, 71]
 
 
 @given(st.binary(max_size=200), st.integers(1, 9))
