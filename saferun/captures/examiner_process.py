@@ -3,7 +3,7 @@
 It is a fork of the supervisor, so it needs no file to begin. While it has no request, it imports what captures need,
 one module at a time, and keeps py-spy in memory; after that a capture needs no file at all, and the file system with
 saferun, Python and the script may hang. Each request runs in a child of its own, so that one that hangs only loses its
-own answer. The first request is for modules that only the supervisor needs: they take no memory here.
+own answer. One request is for modules that only the supervisor needs: they take no memory here.
 
 A request is a JSON line with the descriptor that the answer is written to: ``{"ask": number, "kind": ...,
 "value": ..., "budget_s": ...}``; ``{"end": number}`` ends it early, and ``{"hurry": true}`` says that the supervisor
@@ -13,6 +13,7 @@ memory, and ``{"began": number, "pid": pid}`` for each request.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -112,6 +113,7 @@ def serve(
     lines, pace = JsonLines(connection, most_fds=_FDS_AT_ONCE), _Pace()
 
     def write_code(names: Any) -> None:  # noqa: ANN401 - a list of names
+        set_name("sr-modules")
         recorder.write(names, write, pause=pace.pause)
 
     server = _Server(lines, {**_KINDS, **kinds, _READS_MODULES: write_code}, (*fds, pace.fd), pace.hurry)
@@ -173,13 +175,12 @@ class _Warming:
         else:
             self.is_over = True
             _remember_errors()
+            with suppress(Exception):
+                from saferun.linux.heap import trim_heap
+
+                trim_heap()
             self._lines.send({"ready": True})
-            import gc
-
-            from saferun.linux.heap import trim_heap
-
             gc.freeze()  # pages that no child's garbage collector touches stay shared
-            trim_heap()
         return _pause_s(time.monotonic() - began)
 
     def finish_tools(self) -> None:
@@ -220,9 +221,11 @@ class _Server:
         poll.register(wake_read, select.POLLIN)
         pause_s = 0.0
         while True:
-            moments = [work.ends_at - time.monotonic() for work in self._work.values()]
+            # Without those that were killed and do not die.
+            works = [work for work in self._work.values() if work.ends_at < float("inf")]
+            moments = [work.ends_at - time.monotonic() for work in works]
             # While a child reads modules, which takes a processor, this process imports none.
-            is_warming = not warming.is_over and not any(work.reads_modules for work in self._work.values())
+            is_warming = not warming.is_over and not any(work.reads_modules for work in works)
             if is_warming:
                 moments.append(pause_s)
             ready = [fd for fd, _ in poll.poll(max(0.0, min(moments)) * 1000 if moments else None)]

@@ -42,8 +42,7 @@ def main() -> None:
         from saferun.coordinator.secret_process import SecretProcess
 
         # Before torch is imported, and before there are threads.
-        never_leads = listen_fd < 0 and torch_parts == "store"
-        sharing = SecretProcess((socket_fd, listen_fd, *fds.values()), never_leads=never_leads)
+        sharing = SecretProcess((socket_fd, listen_fd, *fds.values()))
     serve(socket_fd, listen_fd, fds, torch_parts=torch_parts, sharing=sharing)
 
 

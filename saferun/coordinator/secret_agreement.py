@@ -205,8 +205,6 @@ class SecretAgreement(Signer):
         except MALFORMED:
             is_signed_for_all = False
         self.is_agreed = is_signed_for_all and self._strict is not None
-        if self.is_agreed:
-            self._sharing.finish()
         if self._is_required and not self.is_agreed:
             raise _refusal("the hosts share no secret, as not all of them took it")
 

@@ -33,17 +33,9 @@ class SecretProcess:
     Args:
         close_fds: descriptors of this process that it must not keep: ports, and the line to the supervisor.
         serve: what the process does; for tests.
-        never_leads: whether this host cannot lead the job, so that the process ends once the job is signed.
     """
 
-    def __init__(
-        self,
-        close_fds: Sequence[int] = (),
-        serve: Callable[[socket.socket], None] | None = None,
-        *,
-        never_leads: bool = False,
-    ) -> None:
-        self._never_leads = never_leads
+    def __init__(self, close_fds: Sequence[int] = (), serve: Callable[[socket.socket], None] | None = None) -> None:
         self._lock = threading.Lock()
         self._number = 0
         self._line: socket.socket | None = None
@@ -99,12 +91,6 @@ class SecretProcess:
     def withdraw(self) -> None:
         """All have taken the offer: remove what others could still read."""
         self._ask(op="withdraw")
-
-    def finish(self) -> None:
-        """The job is signed, and a host that never leads it asks for nothing more: end the process, without waiting."""
-        if self._never_leads:
-            with suppress(RuntimeError):  # no thread can be started: it stays
-                threading.Thread(target=self.close, daemon=True).start()
 
     def close(self) -> None:
         """Remove what others could still read, and end the process."""

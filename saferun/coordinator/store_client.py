@@ -1,8 +1,9 @@
 """A connection to a TCPStore: bounded waits, errors of one kind, and a count of what it costs.
 
 With a job secret this is the one place where values are signed, and where those that are not are taken for none: what
-``set``, ``put`` and ``compare_set`` write, and what ``get``, ``find``, ``compare_set`` and ``read_all`` return. Numbers
-that are added up, and whether a key exists, cannot be signed, and nothing is believed because of them.
+``set``, ``put``, ``create``, ``claim`` and ``swap`` write, and what ``get``, ``find``, ``create``, ``swap`` and
+``read_all`` return. Numbers that are added up, and whether a key exists, cannot be signed, and nothing is believed
+because of them.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ _AGAIN_S = 5.0
 _PAUSE_S = 0.1
 # A leader that is slow answers these all the same; a machine that is gone does not, and nothing else would show it.
 _PROBE_IDLE_S, _PROBE_EVERY_S, _MOST_PROBES = 5, 5, 3
+_UNANSWERED_MS = 20_000
 
 
 class _ClosedError(ConnectionError):
@@ -233,6 +234,8 @@ def _probe(connection: socket.socket, *, is_wanted: bool) -> None:
     """Have the kernel find out whether the other machine is still there, while nothing is sent (tcp(7))."""
     with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, is_wanted)
+        # While something is on its way, the kernel does not ask.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS if is_wanted else 0)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_IDLE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_EVERY_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _MOST_PROBES)

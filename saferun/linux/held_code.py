@@ -114,7 +114,8 @@ class Recorder:
                 __import__(name)
                 if name not in self._records:
                     self._record_again(name)
-                # In the order in which their imports have ended: each depends on those before it.
+                # In the order in which their imports have ended: what one depends on comes before it, as far as this
+                # process did not have it.
                 order += [*list(sys.modules)[known:], name]
             except Exception:  # noqa: S112 - the process that needs it reports why
                 continue

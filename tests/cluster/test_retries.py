@@ -127,12 +127,18 @@ def _until_asked(job: Job, in_network: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_store_that_is_killed_while_ranks_start_is_served_again(make_cluster: MakeCluster, tmp_path: Path) -> None:
-    """By a coordinator that the out-of-memory killer chose, say: all hosts meet once more, and start their ranks."""
+@pytest.mark.parametrize("options", [(), ("--sign-messages", "required")], ids=["auto", "signed"])
+def test_a_store_that_is_killed_while_ranks_start_is_served_again(
+    make_cluster: MakeCluster, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """By a coordinator that the out-of-memory killer chose, say: all hosts meet once more, and start their ranks.
+
+    Its successor has another secret, which they take.
+    """
     cluster = make_cluster(3)
     node1 = cluster.hosts[0]
     program = "tell('ran')\nawait_release('go')\ntell('done')"
-    job = FaultedJob(cluster, tmp_path / "job", program, *QUICK)
+    job = FaultedJob(cluster, tmp_path / "job", program, *QUICK, *options)
     job.job.hear("ran", 3)
     job.now()
     node1.kill(job.coordinator(node1))

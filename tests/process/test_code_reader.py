@@ -144,3 +144,32 @@ def test_one_module_is_read_without_a_pause() -> None:
         print(json.dumps(happened))
     """)
     assert found == ["begun"]
+
+
+def test_a_request_that_cannot_be_killed_costs_no_other_one() -> None:
+    """It blocks in the kernel; the examiner goes on, and has its modules ready."""
+    found = run("""
+        import signal
+        process._kill, process._MARGIN_S = (lambda pid: None), 0.1
+        examiner._kinds["stuck"] = lambda value: signal.pause()
+        examiner.begin()
+        Answer(examiner, poller, "stuck", None, 0.1, print, is_urgent=False)
+        give_up_at = time.monotonic() + 1
+        turn_until(lambda: time.monotonic() > give_up_at and "ready" in happened)
+        ask("loaded")
+        turn_until(lambda: "loaded" in answers)
+        print(json.dumps(happened))
+    """)
+    assert found == ["begun", "ready"]
+
+
+def test_an_examiner_that_cannot_give_memory_back_is_ready_all_the_same() -> None:
+    found = run("""
+        sys.modules["saferun.linux.heap"] = None
+        examiner.begin()
+        turn_until(lambda: "ready" in happened)
+        ask("loaded")
+        turn_until(lambda: "loaded" in answers)
+        print(json.dumps(happened))
+    """)
+    assert found == ["begun", "ready"]

@@ -34,7 +34,6 @@ from saferun.linux.munge import Munge
 from saferun.linux.ownership import NotOursError
 from saferun.linux.prctl import die_with_parent
 from tests.ports import own_port
-from tests.process.launching import until
 from tests.process.munge_daemons import credential_of, munge_hosts, needs_munge
 from tests.process.somebody import SOMEBODY, as_user, directory_for_all, needs_root
 
@@ -418,19 +417,6 @@ def test_where_there_are_no_descriptors_for_the_process_there_is_no_secret(monke
     sharing = SecretProcess()
     assert sharing.pid == -1
     assert sharing.take("{}", *NAMES, "")[0] == b""
-    sharing.close()
-
-
-@pytest.mark.parametrize("never_leads", [True, False])
-def test_once_the_job_is_signed_a_host_that_never_leads_has_no_such_process(never_leads: bool) -> None:
-    """It would take memory for the whole job. Another host may have to offer a secret one day."""
-    sharing = SecretProcess(never_leads=never_leads)
-    pid = sharing.pid
-    sharing.finish()
-    if never_leads:
-        until(lambda: sharing.pid == -1 and not os.path.exists(f"/proc/{pid}"), "it has ended")
-    else:
-        assert sharing.take("{}", *NAMES, "") == (b"", "nothing is offered")
     sharing.close()
 
 

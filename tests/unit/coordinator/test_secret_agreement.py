@@ -51,7 +51,7 @@ class _Sharing:
         self._channel = channel
         self._is_there = is_there
         self._kind = kind
-        self.withdrawn = self.finished = 0
+        self.withdrawn = 0
 
     def offer(self, secret: bytes, run_id: str, job: str, ttl_s: int, base: str) -> dict[str, Any]:
         del ttl_s, base
@@ -70,9 +70,6 @@ class _Sharing:
 
     def withdraw(self) -> None:
         self.withdrawn += 1
-
-    def finish(self) -> None:
-        self.finished += 1
 
 
 class Host:
@@ -159,14 +156,13 @@ def is_agreed(hosts: Sequence[Host]) -> list[bool]:
 def test_where_all_hosts_take_the_offer_everything_is_signed(kind: str) -> None:
     """Cards in records are encrypted, too; nothing is in the store that tells the secret."""
     store, channel = MemoryStore(), Channel()
-    sharing, others = channel.of_host(kind=kind), [channel.of_host(), channel.of_host()]
-    hosts = [Host(store, sharing), *(Host(store, other) for other in others)]
+    sharing = channel.of_host(kind=kind)
+    hosts = [Host(store, sharing), Host(store, channel.of_host()), Host(store, channel.of_host())]
     assignments = meet(store, hosts)
     assert [assignment.host for assignment in assignments] == [0, 1, 2]
     assert is_agreed(hosts) == [True] * 3
     assert hosts[0].made == ([["/somewhere", 1, 2]] if kind == "file" else [])
     assert sharing.withdrawn == (kind == "file")
-    assert [one.finished for one in (sharing, *others)] == [0, 1, 1]
     for key in ("r0/host/1", "r0/host/2", "r0/assignment/1", "r0/assignment/2", "a0/heartbeat/1", "a0/state/1"):
         assert is_signed(store.values[key]), key
     assert not any(b"CARD" in value for value in store.values.values())
@@ -181,10 +177,12 @@ def test_where_all_hosts_take_the_offer_everything_is_signed(kind: str) -> None:
 def test_where_one_host_cannot_take_it_the_job_goes_on_unsigned() -> None:
     """As without a secret. Who could have signed is told so by a place that is signed."""
     store, channel = MemoryStore(), Channel()
-    sharing = channel.of_host()  # which may be asked again at the next meeting
-    hosts = [Host(store, channel.of_host()), Host(store, sharing), Host(store, channel.of_host(is_there=False))]
+    hosts = [
+        Host(store, channel.of_host()),
+        Host(store, channel.of_host()),
+        Host(store, channel.of_host(is_there=False)),
+    ]
     assignments = meet(store, hosts)
-    assert sharing.finished == 0
     assert [assignment.host for assignment in assignments] == [0, 1, 2]
     assert is_agreed(hosts) == [False] * 3
     assert hosts[0].agreement.why == "node2 did not take the secret"
