@@ -221,7 +221,7 @@ class _Server:
         poll.register(wake_read, select.POLLIN)
         pause_s = 0.0
         while True:
-            # Without those that were killed and do not die.
+            # Except children that were killed and are stuck in the kernel.
             works = [work for work in self._work.values() if work.ends_at < float("inf")]
             moments = [work.ends_at - time.monotonic() for work in works]
             # While a child reads modules, which takes a processor, this process imports none.

@@ -25,7 +25,7 @@ _MOST_ADDRESSES = 4
 _TRIES = 4
 # Before it has collected anything RAS says its version.
 _GREETING_S = 1.0
-# RAS gives those that do not answer five seconds more than the timeout that it is given.
+# RAS waits for those that do not answer five seconds longer than the timeout that it is given.
 _COLLECTING_S = 2
 _ANSWER_S = 8.0
 _WATCHING_S = 4.0
@@ -77,7 +77,7 @@ def _compare(scene: Scene, address: str, first: RasAnswer) -> str:
 def launched_calls(pids: Iterable[int]) -> dict[int, tuple[NcclCalls, ...]]:
     """How many calls these processes have launched by now; those of which nothing is known are missing.
 
-    For watching ranks that seem to do nothing: if the numbers grow, they do. Never raises, and takes seconds at most.
+    For watching ranks that seem to do nothing: growing numbers mean progress. Never raises, and takes seconds at most.
     """
     found: dict[int, list[NcclCalls]] = {}
     own: set[str] = set()
@@ -86,7 +86,7 @@ def launched_calls(pids: Iterable[int]) -> dict[int, tuple[NcclCalls, ...]]:
         try:
             with limited_memory():
                 _, answer = _ask(address, known, until)
-            # Each host has its own process numbers.
+            # Process ids are those of each host.
             own = own or set(own_addresses())
         except (_NoAnswerError, OSError, MemoryError):
             continue

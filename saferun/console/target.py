@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from saferun.console.console_file import ConsoleFile
 from saferun.linux.bare_socket import MSG_DONTWAIT, Socket
 
-# The most that waits for a reader; beyond it the ranks' streams are not read until it has read some of it. If it is
+# The most that is queued for a reader; beyond it the ranks' streams are not read until it has read some of it. If it is
 # slow and the run directory has the lines, these are skipped instead.
 MOST_WAITING_BYTES = 8 << 20
 # A reader is slow if it has read less than this for so long while the most waited. `tee` reads a hundred times as much,

@@ -58,7 +58,7 @@ _LEADER_KEY = "saferun/leader"
 _POLL_S = 1.0
 _RECHECK_S = 0.5
 _FIND_S = 3.5
-# When the handler has decided who takes part, all of them are there: they need not long for the rest.
+# When the handler has decided who takes part, all of them are there: the rest is quick.
 _EXCHANGE_S = 60.0
 _EXIT_S = 2.0
 # torch looks at the state of a rendezvous every second, and a host is asked to read more than that now and then.
@@ -92,7 +92,7 @@ class HandlerRendezvous:
         """Meet the other hosts.
 
         Raises:
-            JoinFailedError: it cannot be.
+            JoinFailedError: the hosts cannot meet.
             JobEndedError: a user has ended the job.
             CancelledError: no task waits for it any more.
         """
@@ -129,7 +129,7 @@ class HandlerRendezvous:
         """Report, once, the hosts that wait to join; None: stop watching."""
         self._on_waiting = on_waiting
         if on_waiting is not None:
-            # The thread waits for calls without end where membership is not watched.
+            # The thread blocks until it gets a call where membership is not watched.
             self._ask(lambda: None)
 
     def miss_next(self, rdzv: RendezvousRound) -> None:
@@ -271,7 +271,7 @@ class HandlerRendezvous:
                 missing = f"; missing: {waiting_text(here, rdzv.least, rdzv.most, rdzv.request.expected)}"
             return JoinFailedError(
                 f"the hosts of the job did not come to {where} within {rdzv.timeout_s:.0f} s{missing}",
-                "see whether saferun was started on all of them, and what it says; --start-timeout is how long they are"
+                "check that saferun was started on all of them, and look at its output; --start-timeout is how long they are"
                 " waited for",
             )
         return JoinFailedError(
@@ -471,7 +471,7 @@ class HandlerRendezvous:
 
 
 class _Answer:
-    """What a call of the handler comes to."""
+    """The result of a call of the handler."""
 
     def __init__(self) -> None:
         self.value: Any = None

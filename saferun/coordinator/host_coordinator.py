@@ -102,7 +102,7 @@ class HostCoordinator:
     def handle(self, connection: TaskConnection, message: Message) -> bool:
         """Do what a task asks for. False where the message is none of those that are known here."""
         with suppress(KeyError, TypeError, ValueError, RuntimeError):
-            # A malformed message is its sender's misfortune; where no thread can be started, the job goes on.
+            # A malformed message is ignored; where no thread can be started, the job goes on.
             return self._handle(connection, message)
         return True
 
@@ -238,7 +238,7 @@ class HostCoordinator:
         attempt.open()
 
     def _rejoin(self, connection: TaskConnection, task: int) -> None:
-        """A task of this host has lost the process before this one."""
+        """A task of this host has lost the previous coordinator."""
         with self._lock:
             if self._rejoin_s is not None and self._attempt is not None:
                 self._attempt.welcome(connection, task)
@@ -256,7 +256,7 @@ class HostCoordinator:
     def _agreement_maker(
         self, rdzv: RendezvousRound, settings: SecretSharing | None
     ) -> Callable[[str], SecretAgreement | None]:
-        """What makes that with which a job is signed where no secret was named."""
+        """What creates the signer of a job for which no secret was named."""
         sharing = self._sharing
         if sharing is None or settings is None:
             return lambda _: None
@@ -292,7 +292,8 @@ class HostCoordinator:
             pass
         except Exception as error:
             what = f"the hosts cannot meet: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
-            self._fail(rdzv, JoinFailedError(what, "see whether torch works on this host, and what the others say"))
+            hint = "check that torch works on this host, and look at the output of the other hosts"
+            self._fail(rdzv, JoinFailedError(what, hint))
 
     def _rendezvous_of(self, rdzv: RendezvousRound) -> Rendezvous:
         # One for the whole job: it remembers the store, and which rendezvous was the last.
@@ -487,7 +488,7 @@ def _bounded(do: Callable[[], None], timeout_s: float) -> None:
 
 
 def exit_now(sharing: SecretProcess | None = None) -> None:
-    """End the process. Nothing is worth the interpreter's shutdown, with threads of torch's own about."""
+    """End the process. Without the interpreter's shutdown: torch's threads still run."""
     if sharing is not None:
         sharing.close()
     os._exit(0)

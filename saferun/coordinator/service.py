@@ -78,7 +78,7 @@ def serve(
             answer = service.handle(message)
             if answer is not None:
                 connection.sendall(json.dumps(answer).encode() + b"\n")
-    # Nothing is worth the interpreter's shutdown, with threads of torch's own about.
+    # Without the interpreter's shutdown: torch's threads still run.
     sys.stderr.flush()
     os._exit(0)
 

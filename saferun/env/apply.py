@@ -50,7 +50,7 @@ def resolve_environ(config: EnvironConfig, environ: Mapping[str, str]) -> Resolu
     except UsageError as error:
         if not has_directory:
             raise
-        # What was only found refuses no launch that can do without it.
+        # A directory that was only found does not refuse a launch that does not need it.
         try:
             resolution = _resolved(config, environ, present, with_user=False)
         except UsageError:

@@ -76,7 +76,7 @@ class HostAttempt:
         return [rank for rank in self.ranks if rank.end is None]
 
     def first_failure(self) -> Rank | None:
-        """The rank that ended badly before all others that did."""
+        """The first rank that failed."""
         failed = [rank for rank in self.ranks if rank.end is not None and not rank.end.status.ok]
         return min(failed, key=lambda rank: rank.end.at if rank.end is not None else 0.0, default=None)
 
@@ -164,7 +164,7 @@ class LaunchContext:
         try:
             return call(*arguments)
         except ModuleNotFoundError as error:
-            # The ranks had just been started when the file system stopped to answer.
+            # The ranks had just been started when the file system stopped responding.
             self.warn(f"cannot {what}: {error}: the files of saferun cannot be read")
         except Exception as error:
             self.warn(f"cannot {what}: {type(error).__name__}: {error}")

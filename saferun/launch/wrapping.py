@@ -55,7 +55,7 @@ def wrappers_of(
         python: the program that runs the script.
 
     Raises:
-        UsageError: the job has no such rank, the output has no directory, or the command is no Python's.
+        UsageError: the job has no such rank, the output has no directory, or the command is not a Python interpreter.
     """
     for wrap in wraps:
         largest = max((last for _, last in wrap.ranks.ranges), default=0)

@@ -1,4 +1,4 @@
-"""Imports of saferun's own modules, at about half the price.
+"""Imports of saferun's own modules, at about half the cost.
 
 A start imports more than a hundred of them, and Python's own way to one module is made for everything that a module can
 be. Here it is a source file beside its ``__pycache__``: its code is read if it belongs to that source, with two system

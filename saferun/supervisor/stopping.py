@@ -1,8 +1,8 @@
 """STOPPING: a signal to the ranks, their grace, SIGKILL, and the sweep of what they left behind. Pure.
 
 No other module makes a SignalRanks. The module that ends the attempt chooses the signal: ``running`` after a capture,
-of a failure or a hang (SIGTERM, or the signal that this saferun got meanwhile); ``others`` if it ends on another host
-(SIGTERM, or SIGINT or SIGKILL as there); ``requests`` for saferunctl; ``on_signal`` here for a signal to this saferun.
+of a failure or a hang (SIGTERM, or the signal that this saferun got meanwhile); ``other_hosts`` if it ends on another
+host (SIGTERM, or SIGINT or SIGKILL as there); ``requests`` for saferunctl; ``on_signal`` here for a signal to this saferun.
 They call ``stop``, ``stop_as_asked`` or ``kill``; ``fail``, for a failure, captures first. When the ranks are captured,
 and when SIGKILL follows, is decided here.
 """

@@ -134,7 +134,7 @@ ADVICE: Final[dict[str, Advice]] = {
     "NCCL_IB_GDR_LEVEL": Advice(
         "renamed",
         "NCCL_NET_GDR_LEVEL",
-        "it is called NCCL_NET_GDR_LEVEL since NCCL 2.4.0",
+        "it has been called NCCL_NET_GDR_LEVEL since NCCL 2.4.0",
         "set NCCL_NET_GDR_LEVEL",
         NCCL_ENV,
     ),
