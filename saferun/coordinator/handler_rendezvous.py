@@ -271,8 +271,8 @@ class HandlerRendezvous:
                 missing = f"; missing: {waiting_text(here, rdzv.least, rdzv.most, rdzv.request.expected)}"
             return JoinFailedError(
                 f"the hosts of the job did not come to {where} within {rdzv.timeout_s:.0f} s{missing}",
-                "check that saferun was started on all of them, and look at its output; --start-timeout is how long they are"
-                " waited for",
+                "check that saferun was started on all of them, and look at its output; --start-timeout is how long"
+                " they are waited for",
             )
         return JoinFailedError(
             f"{where} does not work: {_message_of(error)}",

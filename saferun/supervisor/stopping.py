@@ -2,9 +2,9 @@
 
 No other module makes a SignalRanks. The module that ends the attempt chooses the signal: ``running`` after a capture,
 of a failure or a hang (SIGTERM, or the signal that this saferun got meanwhile); ``other_hosts`` if it ends on another
-host (SIGTERM, or SIGINT or SIGKILL as there); ``requests`` for saferunctl; ``on_signal`` here for a signal to this saferun.
-They call ``stop``, ``stop_as_asked`` or ``kill``; ``fail``, for a failure, captures first. When the ranks are captured,
-and when SIGKILL follows, is decided here.
+host (SIGTERM, or SIGINT or SIGKILL as there); ``requests`` for saferunctl; ``on_signal`` here for a signal to this
+saferun. They call ``stop``, ``stop_as_asked`` or ``kill``; ``fail``, for a failure, captures first. When the ranks are
+captured, and when SIGKILL follows, is decided here.
 """
 
 from __future__ import annotations
