@@ -114,7 +114,7 @@ class DatasetThatDeadlocks(Dataset[int]):
 
 
 def load_from_a_worker_that_deadlocks() -> None:
-    """Waits for a data-loader worker that waits for ever."""
+    """Waits for a data-loader worker that waits forever."""
     for _ in DataLoader(DatasetThatDeadlocks(), num_workers=1, multiprocessing_context="fork"):
         pass
 

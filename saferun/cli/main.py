@@ -244,7 +244,7 @@ def _watch(values: SimpleNamespace, settings: Mapping[str, Setting], command: Co
     _check_seconds(values, "slow_window", "0 turns it off")
     _check_seconds(values, "bar_interval", "0 shows it once a second")
     _check_seconds(values, "slow_dumps", "0 turns it off")
-    _check_seconds(values, "pdb_timeout", "0 waits for ever")
+    _check_seconds(values, "pdb_timeout", "0 waits forever")
     if values.pdb and values.no_inject:
         raise UsageError("--pdb needs the start-up hook, which --no-inject leaves out", "leave one of them out")
     _check_count(values, "keep_runs", "use 0 to remove nothing")
@@ -418,7 +418,7 @@ def _size_bytes(option: str, text: str) -> int:
 
 
 def _metrics_address(text: str) -> tuple[str, int]:
-    """The address and the port of ``--metrics-port``. No name is looked up: that may take for ever."""
+    """The address and the port of ``--metrics-port``. No name is looked up: that may take forever."""
     from _socket import AF_INET, AF_INET6, inet_pton
 
     host, colon, port = text.rpartition(":")

@@ -15,7 +15,7 @@ from saferun.text.decoding import number, text
 
 __all__ = ["CoordinatorReplacement"]
 
-# One that is killed again and again, by want of memory for one, is not started for ever.
+# One that is killed again and again, by want of memory for one, is not started forever.
 _MOST = 3
 # Less than this torch's import may take from a shared file system.
 _LEAST_S = 60.0

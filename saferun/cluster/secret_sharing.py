@@ -178,7 +178,7 @@ def withdraw(base: str, name: str) -> None:
 
 
 def _bounded(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever it returns
-    """What a call returns that may wait for a file system for ever.
+    """What a call returns that may wait for a file system forever.
 
     A thread is enough: this process has nothing else to do, and may be lost.
 

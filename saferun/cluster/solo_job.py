@@ -198,7 +198,7 @@ class SoloJob:
                 self._callbacks.on_prepared({})
 
     def _on_lost(self, what: str, hint: str) -> None:
-        """The store is not served. Ranks that never ask for it go on; one that asks would wait for ever."""
+        """The store is not served. Ranks that never ask for it go on; one that asks would wait forever."""
         self._serve_sent = False
         if self._is_dropping:
             # There was an old store to be dropped, and that is gone now. The next one gets a coordinator of its own.

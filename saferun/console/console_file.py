@@ -1,6 +1,6 @@
 """A regular file behind stdout or stderr, written by a separate process.
 
-A write to a file may block for ever (a hung file system) or fail for a while (a full disk, a quota); the loop must wait
+A write to a file may block forever (a hung file system) or fail for a while (a full disk, a quota); the loop must wait
 for neither. So a separate process copies bytes from shared memory into the file: what the file system does not accept
 now stays there, in order, and is retried. The memory outlives the process; if that is killed, another one continues
 where it stopped.

@@ -475,7 +475,7 @@ class HostCoordinator:
 
 
 def _bounded(do: Callable[[], None], timeout_s: float) -> None:
-    """Do something that may fail, or block for ever."""
+    """Do something that may fail, or block forever."""
 
     def attempt() -> None:
         with suppress(Exception):

@@ -223,7 +223,7 @@ def judge(name: str, observations: Sequence[Observation], way: str | None) -> Si
 
 
 def _within(timeout_s: float, question: Callable[[], bool]) -> bool:
-    """The answer to a question that may block for ever; False when it does not come in time."""
+    """The answer to a question that may block forever; False when it does not come in time."""
     answers: list[bool] = []
     thread = threading.Thread(target=lambda: answers.append(question()), daemon=True)
     thread.start()

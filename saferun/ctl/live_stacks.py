@@ -156,7 +156,7 @@ def read_processes() -> dict[int, LiveProcess]:
     for one in psutil.process_iter():
         with suppress(psutil.Error), one.oneshot():  # it has ended meanwhile, or is another user's
             if one.pid != os.getpid() and one.status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}:
-                is_stuck = waits_uninterruptibly(one.pid)  # its environment may be read for ever
+                is_stuck = waits_uninterruptibly(one.pid)  # its environment may be read forever
                 found[one.pid] = LiveProcess(
                     one.pid, one.ppid(), one.create_time(), is_readable=False, is_stuck=is_stuck
                 )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from saferun.ctl.log_reading import LogFile, LogName, Piece, RunLogs
 
 _LONGEST_PATTERN = 1000
-# A pattern that needs longer for one line needs for ever.
+# A pattern that needs longer for one line needs forever.
 _MATCH_S = 2.0
 _AGAIN_S = 0.1
 # The writer notes the times of what it has written at once; on a busy machine it may have to wait for a processor.

@@ -84,7 +84,7 @@ def start_stage(evidence: Evidence, *, marked: Collection[int] = (), store: Stor
 def stage_by_time(stage: str, *, elapsed_s: float, window_s: float, has_progressed: bool) -> str:
     """The same where the ranks never came to ``init_process_group``, or where it is not known: by time.
 
-    A script that works without it, or by means of its own, has no start that could fail for ever: after the window, or
+    A script that works without it, or by means of its own, has no start that could fail forever: after the window, or
     once it has made progress, the start counts as over. A rank that is known to be inside may wait there for longer.
 
     Args:

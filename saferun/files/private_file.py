@@ -3,7 +3,7 @@
 It lies in a directory of its own, 0700. Other hosts get names and never a path: each looks in the directory that
 it knows by itself, so that whoever can change a message cannot lead it to a file system of theirs.
 
-Any of these calls may wait for a file system for ever.
+Any of these calls may wait for a file system forever.
 """
 
 from __future__ import annotations

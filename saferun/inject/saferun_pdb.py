@@ -184,5 +184,5 @@ def _asked_without_torch(key: str, own: str) -> str:
     return answers[-1].partition(" ")[2] if answers else ""
 
 
-# Its end may take for ever, and who forgets it is warned of that.
+# Its end may take forever, and who forgets it is warned of that.
 _unwaited: "list[Any]" = []

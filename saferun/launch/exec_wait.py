@@ -1,6 +1,6 @@
 """From the fork of the ranks to the last one's exec, without waiting for any of them.
 
-The exec of a program on a file system that does not answer may last for ever, and nothing ends it. So all ranks are
+The exec of a program on a file system that does not answer may last forever, and nothing ends it. So all ranks are
 forked first, and the kernel's answers are taken in as they come.
 """
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from saferun.linux.reaper import Reaper
 
 _NO_ROOM = "the limit on open files leaves no room for the output of all ranks: some write to the console themselves"
-# When a rank ends, at most so much of its output is read: a descendant of it may go on writing for ever.
+# When a rank ends, at most so much of its output is read: a descendant of it may go on writing forever.
 _MOST_CHUNKS_AT_EXIT = 256
 
 

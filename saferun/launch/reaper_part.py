@@ -7,7 +7,7 @@ from saferun.launch.passed_signals import PassedSignals
 from saferun.linux.reaper import Reaper
 from saferun.model import ExitStatus
 
-# One that is killed again and again is not forked for ever.
+# One that is killed again and again is not forked forever.
 _MOST = 5
 
 

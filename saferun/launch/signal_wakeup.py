@@ -87,7 +87,7 @@ class Wakeup:
             group.note_size()
 
     def _on_parent_exit(self, why: str) -> None:
-        """Ranks whose launcher is gone would train on for ever: nothing could stop them."""
+        """Ranks whose launcher is gone would train on forever: nothing could stop them."""
         self._stop(signal.SIGTERM, why)
 
     def _stop(self, signum: int, why: str = "") -> bool:

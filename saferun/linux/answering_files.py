@@ -1,6 +1,6 @@
 """Which files are there, found without waiting for a file system that does not answer.
 
-A home directory on a network file system whose server is gone holds for ever whoever opens a file there. Where a file
+A home directory on a network file system whose server is gone holds forever whoever opens a file there. Where a file
 system may be of that kind, another process does it first, for a bounded time.
 
 Sources: proc_pid_mountinfo(5), path_resolution(7).

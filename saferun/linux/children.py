@@ -123,7 +123,7 @@ def begin_spawn(
 
     Returns:
         The process, and a descriptor that becomes readable when the program has been started or cannot be:
-        :func:`spawn_error` returns which. That may take for ever if the program's file system does not respond.
+        :func:`spawn_error` returns which. That may take forever if the program's file system does not respond.
 
     Raises:
         SpawnError: no process can be made.

@@ -68,7 +68,7 @@ def connections_of(pids: Collection[int], others: Iterable[int] = ()) -> Connect
     """The TCP connections of these processes, without those to the job's store and to monitoring services.
 
     A connection to a port on which one of the processes listens is left out as well: a server waits for clients (a
-    browser, Prometheus), which may stay connected for ever; and one over which nothing moves, such as ssh's tunnels. A
+    browser, Prometheus), which may stay connected forever; and one over which nothing moves, such as ssh's tunnels. A
     process of which it is unknown counts as connected, such as one under sudo, whose descriptors may not be read.
 
     Args:

@@ -59,7 +59,7 @@ def _is_split(nvml: NvmlLike, handle: object) -> bool:
 
 
 def read_nvml_apart(timeout_s: float) -> NvmlReading | None:
-    """``read_nvml`` with the real ``pynvml``, in a child: a faulty driver may block its caller for ever."""
+    """``read_nvml`` with the real ``pynvml``, in a child: a faulty driver may block its caller forever."""
 
     def answer(write_end: int) -> None:
         reading = read_nvml(cast("NvmlLike", import_module("pynvml")))

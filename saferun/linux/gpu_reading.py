@@ -1,4 +1,4 @@
-"""What all GPU readers share: a broken driver may block its caller for ever, and processes have owners."""
+"""What all GPU readers share: a broken driver may block its caller forever, and processes have owners."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ __all__ = ["ask_torch", "count_cpus", "count_gpus", "gpu_vendor", "resolve_nproc
 # More than any host has CPUs: a typing error that would bring the host down.
 MAX_LOCAL_WORLD_SIZE = 4096
 NVML_TIMEOUT_S = 15.0
-# Importing torch from a busy network file system can take minutes; torchrun itself waits for ever.
+# Importing torch from a busy network file system can take minutes; torchrun itself waits forever.
 TORCH_TIMEOUT_S = 300.0
 
 # Prefixes of names below /dev: GPUs, NVIDIA's boards with an integrated GPU, GPUs that Windows passes through, and

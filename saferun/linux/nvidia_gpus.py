@@ -98,7 +98,7 @@ def read_nvidia_state(deadline: float, ours: frozenset[int] = frozenset(), *, nv
 
 
 def read_nvidia_state_apart(timeout_s: float) -> JsonObject | None:
-    """``read_nvidia_state`` in a separate process, which a driver may block for ever; None: no answer.
+    """``read_nvidia_state`` in a separate process, which a driver may block forever; None: no answer.
 
     No process on the GPUs counts as the job's.
 

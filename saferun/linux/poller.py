@@ -80,7 +80,7 @@ class Poller:
                 self._ended(process.pid)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait until something is ready, at most ``timeout_s`` (None: for ever), and call the handlers."""
+        """Wait until something is ready, at most ``timeout_s`` (None: forever), and call the handlers."""
         is_polling = any(process.pidfd < 0 for process in self._processes.values())
         if is_polling:
             left_s = max(self._poll_at - time.monotonic(), 0.0)

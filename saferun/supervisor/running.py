@@ -62,7 +62,7 @@ def _note_exit(launch: LaunchState, event: RankExited) -> None:
 
 
 def on_store_unavailable(launch: LaunchState, event: StoreUnavailable) -> list[Action]:
-    """RUNNING | CAPTURING: ranks that ask for the store would wait for ever."""
+    """RUNNING | CAPTURING: ranks that ask for the store would wait forever."""
     if launch.state is State.CAPTURING and launch.attempt.verdict is None:
         return []
     launch.add_ending(StoreLost(event.what, event.hint))

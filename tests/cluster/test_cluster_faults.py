@@ -161,7 +161,7 @@ def test_names_can_be_wrong_or_unknown_on_one_host(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 def test_an_occupied_port_takes_connections_and_answers_nothing(cluster: Cluster) -> None:
-    """The worst of listeners: whoever takes it for the right one waits for ever."""
+    """The worst of listeners: whoever takes it for the right one waits forever."""
     node1, node2, *_ = cluster.hosts
     occupant = node1.occupy(29500)
     assert connect(node2, "node1:29500") == {"node1:29500": "ok"}

@@ -65,7 +65,7 @@ def test_a_network_interface_that_is_cut_is_found(make_cluster: MakeCluster) -> 
     assert "eth1" in found[0]["message"] + found[0]["hint"]
 
 
-# Stands for a GPU that does not come back, or a driver that waits for ever.
+# Stands for a GPU that does not come back, or a driver that waits forever.
 HANGS = """
 import sys
 if any("trial_server" in word for word in sys.orig_argv):

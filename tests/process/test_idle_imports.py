@@ -458,7 +458,7 @@ def test_whoever_reads_is_made_to_hurry_as_soon_as_somebody_waits() -> None:
 
 
 def test_what_is_being_read_is_not_asked_for_a_second_time() -> None:
-    """The descriptor of the first answer would be ready for ever, and nobody's."""
+    """The descriptor of the first answer would be ready forever, and nobody's."""
     out = run(
         """
         is_lost = True

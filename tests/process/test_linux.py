@@ -163,7 +163,7 @@ def test_watching_can_be_ended(lacking: str, child: subprocess.Popen[bytes]) -> 
 
 
 def test_the_output_of_a_child_ends_with_the_child(lacking: str) -> None:
-    """Not with its pipe: a process that it leaves behind may hold that for ever."""
+    """Not with its pipe: a process that it leaves behind may hold that forever."""
     read_end, write_end = os.pipe()
 
     def run() -> None:

@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_written_changes_nothing(folder: Path, path: str, 
 
 
 def test_a_place_that_does_not_answer_holds_up_nothing(folder: Path) -> None:
-    """The process that writes sleeps when it opens the file, for ever; nothing is left of it."""
+    """The process that writes sleeps when it opens the file, forever; nothing is left of it."""
     folder.mkdir()
     source = """
 import sys, time

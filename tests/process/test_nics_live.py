@@ -80,7 +80,7 @@ class Namespace:
     def __init__(self, *, looks_for_duplicates: bool = False) -> None:
         self._thread = ThreadPoolExecutor(1)
         self.number = self.run(self._leave)
-        # IPv6 asks whether somebody has an address already: for ever, or not at all.
+        # IPv6 asks whether somebody has an address already: forever, or not at all.
         asks = "1" if looks_for_duplicates else "0"
         for name, value in (("all/accept_dad", asks), ("default/accept_dad", asks), ("default/dad_transmits", "1000")):
             self.run(write, f"/proc/sys/net/ipv6/conf/{name}", value)

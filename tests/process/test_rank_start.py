@@ -41,7 +41,7 @@ sys.exit(1)
 def test_a_signal_ends_a_launch_whose_ranks_are_read_from_a_frozen_file_system(
     tmp_path: Path, signum: signal.Signals
 ) -> None:
-    """exec(2) does not return, and no signal ends that: torchrun's agent waits in it for ever."""
+    """exec(2) does not return, and no signal ends that: torchrun's agent waits in it forever."""
     source = tmp_path / "programs"
     source.mkdir()
     program = source / "program"

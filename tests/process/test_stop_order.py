@@ -115,7 +115,7 @@ def test_ranks_that_work_a_little_get_the_signal_at_once(tmp_path: Path) -> None
         assert "so their stacks are captured first" not in job.err
 
 
-# Whatever has moved, it is a job that hangs which is being cancelled; and py-spy takes for ever for rank 1. The look
+# Whatever has moved, it is a job that hangs which is being cancelled; and py-spy takes forever for rank 1. The look
 # has more time than others, for rank 0's stacks and for the end: on a busy machine what came last would be missing.
 CUT_SHORT = (
     "import saferun.supervisor.stopping as supervisor, saferun.captures.py_spy as py_spy\n"

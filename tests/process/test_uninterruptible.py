@@ -92,7 +92,7 @@ NEEDS_A_STUCK_FILE_SYSTEM = pytest.mark.skipif(
 
 @NEEDS_A_STUCK_FILE_SYSTEM
 def test_a_rank_in_an_uninterruptible_sleep_is_named_and_left(tmp_path: Path) -> None:
-    """A rank stuck in a dead network file system or driver: no signal ends it, and torchrun waits for it for ever."""
+    """A rank stuck in a dead network file system or driver: no signal ends it, and torchrun waits for it forever."""
     program = """
 from rank import *
 if RANK == 1:
@@ -212,7 +212,7 @@ sys.exit(1)
     ],
 )
 def test_leftovers_are_not_read_while_their_memory_map_is_locked(tmp_path: Path, where: str, told: str) -> None:
-    """Whoever reads their command line or environment waits as they do: for ever, and no signal ends that."""
+    """Whoever reads their command line or environment waits as they do: forever, and no signal ends that."""
     options = ("--shutdown-timeout", "0")
     with (
         frozen_disk(tmp_path) as disk,

@@ -206,7 +206,7 @@ def test_ranks_that_wait_for_nothing_hang(watched_together: dict[str, Job], name
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_whatever_a_rank_answers_the_watch_goes_on(watched_together: dict[str, Job], name: str) -> None:
-    """The socket is the rank's: it may say anything, or nothing, for ever."""
+    """The socket is the rank's: it may say anything, or nothing, forever."""
     assert {verdict.kind for verdict in watched_together[name].verdicts} == {"quiescent"}
 
 

@@ -133,7 +133,7 @@ def test_the_rank_that_did_not_call_is_named(tmp_path: Path) -> None:
     assert stderr_of(tmp_path) == ""
 
 
-# Importing torch is what takes time: one job is well, then waits for rank 0, and then for ever.
+# Importing torch is what takes time: one job is well, then waits for rank 0, and then forever.
 IN_TURN = """
 small, pair = dist.new_group([0, 2]), dist.new_group([1, 2], group_desc="pair")
 several = [torch.ones(3) for _ in range(3)]
@@ -429,7 +429,7 @@ def test_what_a_dead_process_left_refuses_at_once(tmp_path: Path, who: str) -> N
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(path))
             left.listen()
-    # Whoever waited for an answer would wait for ever.
+    # Whoever waited for an answer would wait forever.
     never = time.monotonic() + 100_000.0
     captured, content = capture_flight_recorder(CaptureTarget(0, os.getpid(), f"{tmp_path}/a0r0"), never)
     assert (captured.failure, content) == ("its socket cannot be used: Connection refused", b"")

@@ -325,7 +325,7 @@ def test_a_torch_that_cannot_be_imported_is_told(store_port: int, tmp_path: Path
 
 @pytest.mark.slow
 def test_the_server_can_be_forked_and_goes_with_its_supervisor() -> None:
-    """A lock that another thread held would be held for ever in a child, and CUDA does not survive a fork."""
+    """A lock that another thread held would be held forever in a child, and CUDA does not survive a fork."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         server = subprocess.Popen([sys.executable, "-P", PROGRAM, str(theirs.fileno())], pass_fds=[theirs.fileno()])

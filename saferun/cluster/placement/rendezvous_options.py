@@ -229,7 +229,7 @@ def _conf_seconds(conf: Mapping[str, str], key: str) -> float | None:
         return None
     if not _is_seconds(text):
         raise UsageError(f"--rdzv-conf {key}={text} is not a number of seconds", "use a whole number above 0")
-    # Nines without end are how people write for ever.
+    # Nines without end are how people write forever.
     return float(text) if len(text.lstrip("0")) <= _MOST_DIGITS else _FOR_EVER_S
 
 

@@ -102,7 +102,7 @@ SETTINGS: dict[str, VariableRule] = {
     # Bounded numbers of NCCL
     "NCCL_NTHREADS": VariableRule(one_of("64", "128", "256", "512"), "NCCL takes its default", knowledge.NCCL_ENV),
     "NCCL_IB_RETRY_CNT": VariableRule(whole_number(0, 7), "InfiniBand knows 0 to 7", knowledge.NCCL_ENV),
-    "NCCL_IB_TIMEOUT": VariableRule(whole_number(1, 31), "InfiniBand then waits for ever", knowledge.NCCL_ENV),
+    "NCCL_IB_TIMEOUT": VariableRule(whole_number(1, 31), "InfiniBand then waits forever", knowledge.NCCL_ENV),
     "NCCL_IB_QPS_PER_CONNECTION": VariableRule(whole_number(1, 128), "NCCL knows 1 to 128", knowledge.NCCL_ENV),
     "NCCL_IB_PCI_RELAXED_ORDERING": VariableRule(whole_number(0, 2), "NCCL knows 0, 1 and 2", knowledge.NCCL_ENV),
     "NCCL_CROSS_NIC": VariableRule(whole_number(0, 2), "NCCL knows 0, 1 and 2", knowledge.NCCL_ENV),

@@ -102,7 +102,7 @@ def parse_yaml(text: str, path: str) -> Node | None:
 def _read_text(path: str, shown: str, fd: int | None) -> str:
     try:
         if fd is None:
-            # Without O_NONBLOCK opening a FIFO would wait for a writer for ever.
+            # Without O_NONBLOCK opening a FIFO would wait for a writer forever.
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):

@@ -17,7 +17,7 @@ from tests.cluster.machines.ailments import AilingMachine
 from tests.cluster.machines.host import Machine
 from tests.cluster.machines.process import DEADLINE_S, Process
 
-# A process that holds a port. It answers nobody, so that its port is in use and who connects waits for ever; or it
+# A process that holds a port. It answers nobody, so that its port is in use and who connects waits forever; or it
 # gives everybody the same answer.
 _OCCUPY = """
 import signal, socket, sys

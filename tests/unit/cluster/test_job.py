@@ -336,7 +336,7 @@ def test_a_host_whose_ranks_have_ended_well_ends_no_job_by_its_silence(listening
 def test_where_all_ranks_here_ended_well_a_host_that_falls_silent_is_waited_for(
     listening: Listening, was_heard: bool
 ) -> None:
-    """Not for ever, and also where nothing has ever been heard of it."""
+    """Not forever, and also where nothing has ever been heard of it."""
     listening.join()
     states = {"0/0": {"s": "done"}, **({"1/0": {"s": "run"}} if was_heard else {})}
     listening.job.reports.set_state({"s": "done"})

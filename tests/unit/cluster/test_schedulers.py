@@ -274,7 +274,7 @@ def test_hydra_knows_which_rank_is_where(mapping: str, size: int, nodes: list[in
 
 @pytest.mark.parametrize("text", ["", "(vector", "(vector,)", "(0,3,2)", "(vector,(0,0,2))", "(vector,(1,2,2))", "x"])
 def test_a_mapping_that_is_none(text: str) -> None:
-    """Nothing is made up, and nothing goes on for ever."""
+    """Nothing is made up, and nothing goes on forever."""
     assert expand_process_mapping(text, 4) == ()
 
 

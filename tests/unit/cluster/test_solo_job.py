@@ -153,7 +153,7 @@ def _launch() -> Iterator[Launch]:
 
 
 def test_a_rank_that_asks_for_a_store_that_is_lost_is_noticed(launch: Launch) -> None:
-    """It would wait for ever."""
+    """It would wait forever."""
     launch.job.serve()
     launch.is_served()
     launch.lose()

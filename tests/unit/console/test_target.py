@@ -426,7 +426,7 @@ def test_a_reader_that_goes_away_while_the_ranks_wait_for_it_sets_them_free() ->
 
 
 def test_a_device_that_takes_nothing_is_given_up() -> None:
-    """``> /dev/full``: ENOSPC for ever."""
+    """``> /dev/full``: ENOSPC forever."""
     fd = os.open("/dev/full", os.O_WRONLY)
     try:
         target = Target(fd, skipping=True, where=lambda: WHERE)

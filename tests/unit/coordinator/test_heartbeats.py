@@ -113,7 +113,7 @@ def test_a_key_that_somebody_deletes_makes_the_leader_blind_to_no_host() -> None
 
 
 def test_a_change_that_could_not_be_read_is_read_later() -> None:
-    """Else the host that leads would wait for ever for a host whose ranks are done."""
+    """Else the host that leads would wait forever for a host whose ranks are done."""
     store = Store()
     with leading(store) as leader:
         store.take_away("a0/state/1")
@@ -141,7 +141,7 @@ def test_a_beat_that_somebody_has_overwritten_goes_on() -> None:
 
 
 def test_a_state_that_somebody_has_overwritten_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job would wait for ever for a host that seems to run."""
+    """The job would wait forever for a host that seems to run."""
     monkeypatch.setattr(heartbeats_module, "_REWRITE_EVERY_S", 0.05)
     store = Store()
     with leading(store) as leader, beating(store) as (heartbeats, _):

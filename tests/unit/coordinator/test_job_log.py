@@ -424,7 +424,7 @@ class _UnsteadyLine(Line):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_breaks_every_host_reads_every_entry_once_and_in_the_same_order(seed: int) -> None:
-    """An entry that is lost is a job that waits for ever: the abort, or the decision."""
+    """An entry that is lost is a job that waits forever: the abort, or the decision."""
     store, chance = Store(), random.Random(seed)  # noqa: S311 - no secret
     logs, told = [], [list[str]() for _ in range(4)]
     changed = threading.Condition()

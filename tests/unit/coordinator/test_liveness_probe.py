@@ -297,7 +297,7 @@ def test_parts_have_plain_names(name: object, is_one: bool) -> None:
 
 
 def test_where_no_thread_can_be_started_an_address_is_tried_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that cannot be asked after would be missed for ever."""
+    """A host that cannot be asked after would be missed forever."""
 
     def start(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -111,7 +111,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Beating:
-    """A monitor of a host that heartbeats at each interval, until it ends after so many of them, or for ever."""
+    """A monitor of a host that heartbeats at each interval, until it ends after so many of them, or forever."""
 
     def __init__(self, clock: Clock, beats: float = float("inf"), *, silent_s: float = 0.0) -> None:
         self._clock = clock

@@ -461,7 +461,7 @@ def test_a_thread_that_an_exception_has_ended_explains_why_nothing_comes(
     stderr: tuple[str, ...],
     is_shown: bool,
 ) -> None:
-    """The main thread waits for its queue for ever, and the reason is far up on the screen."""
+    """The main thread waits for its queue forever, and the reason is far up on the screen."""
     found = diagnose_hang(
         job(
             IN_STEP,

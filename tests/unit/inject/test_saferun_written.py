@@ -71,7 +71,7 @@ def test_an_error_of_the_file_system_is_raised(tmp_path: Path) -> None:
 
 
 def test_a_file_system_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening a FIFO that nobody reads lasts for ever, as on a dead server."""
+    """Opening a FIFO that nobody reads lasts forever, as on a dead server."""
     monkeypatch.setattr(saferun_written, "_LONGEST_S", 0.2)
     stuck = f"{tmp_path}/file.{os.getpid()}.new"
     os.mkfifo(stuck)

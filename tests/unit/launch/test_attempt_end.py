@@ -86,7 +86,7 @@ def test_what_the_leader_has_decided_of_the_attempt_before_is_not_held() -> None
 
 @pytest.mark.parametrize("event", [JobLost(1.0, 3, "gone", "hint"), StartFailed(1.0, 3, "no rendezvous", "hint", 1)])
 def test_what_ends_the_rendezvous_itself_is_not_held(event: Event) -> None:
-    """Without it this host would wait for ever."""
+    """Without it this host would wait forever."""
     context = Context(State.JOINING)
     context.attempt_end.post_from_job(event)
     assert context.posted == [event]

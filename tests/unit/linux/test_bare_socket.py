@@ -34,7 +34,7 @@ def _pair() -> Iterator[tuple[Socket, Socket]]:
 
 
 def test_descriptors_arrive_in_their_order_and_no_program_inherits_them(pair: tuple[Socket, Socket]) -> None:
-    """A descriptor that a rank inherits by mistake keeps a pipe open for ever."""
+    """A descriptor that a rank inherits by mistake keeps a pipe open forever."""
     pipes = [os.pipe() for _ in range(3)]
     assert send_fds(pair[0], b"content", [write_end for _, write_end in pipes]) == len(b"content")
     content, fds = receive_fds(pair[1], 100, 3)

@@ -107,7 +107,7 @@ def test_an_endless_file_is_read_in_part() -> None:
 
 @contextmanager
 def _no_longer_than(seconds: float) -> Iterator[None]:
-    """A wait inside would otherwise last for ever."""
+    """A wait inside would otherwise last forever."""
 
     class TooLongError(Exception):
         pass

@@ -439,7 +439,7 @@ def test_a_driver_that_does_not_return_is_given_up(monkeypatch: pytest.MonkeyPat
 
 
 def test_only_the_end_of_a_long_output_is_kept() -> None:
-    """A child that prints for ever may not fill the memory of the process that watches."""
+    """A child that prints forever may not fill the memory of the process that watches."""
     read_end, write_end = os.pipe()
 
     def write() -> None:

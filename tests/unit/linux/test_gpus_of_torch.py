@@ -156,7 +156,7 @@ def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
 
 
 def test_a_torch_that_hangs_is_given_up_and_leaves_no_process(tmp_path: Path) -> None:
-    """A driver can hold the import of torch for ever, and what it started holds on to the pipe."""
+    """A driver can hold the import of torch forever, and what it started holds on to the pipe."""
     fifo = tmp_path / "alive"
     os.mkfifo(fifo)
     read_end = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)

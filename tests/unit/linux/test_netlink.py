@@ -37,7 +37,7 @@ def test_the_kind_of_an_interface(flags: int, hardware: int, driver: str, kind: 
 
 @given(content=st.binary(max_size=200))
 def test_a_malformed_answer_ends_and_breaks_nothing(content: bytes) -> None:
-    """Lengths come from outside: one of zero would be read for ever."""
+    """Lengths come from outside: one of zero would be read forever."""
     for _, body in netlink._messages(content):
         assert len(body) <= len(content)
     for _, body in netlink._attributes(content):

@@ -123,7 +123,7 @@ def test_of_a_huge_script_only_parts_are_read(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_has_no_hash(tmp_path: Path) -> None:
-    """A named pipe would hold its reader for ever."""
+    """A named pipe would hold its reader forever."""
     os.mkfifo(tmp_path / "pipe")
     assert script_hash(str(tmp_path / "pipe")) == ""
     assert script_hash(str(tmp_path)) == ""

@@ -420,7 +420,7 @@ class Job:
             if not waiting:
                 return
             min(waiting, key=lambda host: host.supervisor.deadline or 0.0).expire()
-        raise AssertionError("it goes on for ever: " + ", ".join(host.state.value for host in self.hosts))
+        raise AssertionError("it goes on forever: " + ", ".join(host.state.value for host in self.hosts))
 
     def run(self) -> None:
         """All hosts that are there meet and start their ranks."""

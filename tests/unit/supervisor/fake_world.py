@@ -121,7 +121,7 @@ class World:
         if self.state in WITHOUT_DEADLINE:
             assert self.supervisor.deadline is None
         else:
-            assert self.supervisor.deadline is not None, f"{self.state} may last for ever"
+            assert self.supervisor.deadline is not None, f"{self.state} may last forever"
             assert self.supervisor.deadline in {before[2], max(self.supervisor.deadline, event.at)}
         for action in actions:
             self._do(action)

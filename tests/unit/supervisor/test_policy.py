@@ -261,7 +261,7 @@ def test_the_same_failure_of_an_unknown_cause_in_init_is_told_as_such() -> None:
 
 
 def test_another_failure_between_two_alike_makes_them_two() -> None:
-    """Only what comes twice in a row is taken to come for ever."""
+    """Only what comes twice in a row is taken to come forever."""
     ours, other = failed("python_exception", is_start_over=True), failed("abort", is_start_over=True)
     assert steps(run(policy(max_restarts=3), ours, other, ours, ours)) == ["restart", "restart", "restart", "finish"]
 

@@ -70,7 +70,7 @@ def test_a_launch_that_goes_well_takes_every_step_once() -> None:
     [(State.CHECKING, LIMITS.checks_s), (State.JOINING, LIMITS.join_s), (State.STARTING, LIMITS.start_s)],
 )
 def test_each_phase_before_the_ranks_ends_the_launch_at_its_deadline(state: State, limit_s: float) -> None:
-    """A phase that can last for ever is a defect."""
+    """A phase that can last forever is a defect."""
     world = World()
     world.launch()
     world.answer_until(state)
@@ -231,7 +231,7 @@ def test_a_clean_launch_survives_a_sweep_that_takes_too_long() -> None:
 
 
 def test_ranks_without_a_store_are_stopped_with_the_reason() -> None:
-    """They would wait for ever."""
+    """They would wait forever."""
     world = running()
     actions = world.deliver(StoreUnavailable(world.now, 0, "the store's process ended", "import torch"))
     assert actions == [CaptureEvidence(0, (0, 1), LIMITS.capture_s)]

@@ -172,7 +172,7 @@ def test_ranks_that_end_well_while_the_hang_is_captured_were_not_hung() -> None:
 
 
 def test_a_store_that_is_missed_while_the_hang_is_captured_is_not_forgotten() -> None:
-    """The ranks would wait for it for ever."""
+    """The ranks would wait for it forever."""
     world = running()
     world.hang()
     world.deliver(StoreUnavailable(world.now, 0, "the store is gone", "look"))

@@ -443,7 +443,7 @@ def test_no_other_host_can_say_that_all_went_well_here() -> None:
 def test_a_decision_that_no_abort_came_before_ends_the_ranks_whatever_this_host_does_just_then(
     state: State, next_step: Literal["finish", "restart"]
 ) -> None:
-    """No other message follows it: where it is only noted, the ranks of this host run for ever.
+    """No other message follows it: where it is only noted, the ranks of this host run forever.
 
     The leader decides so when a host cannot be reached for long; that host reads it while it starts its ranks, or while
     it captures them because they wait for the others.
@@ -500,7 +500,7 @@ def let_happen(job: Job, kind: str, host: Host) -> None:
 def test_whatever_happens_all_hosts_end_and_end_alike(
     steps: list[tuple[str, int]], max_restarts: int, least: int, hang: str
 ) -> None:
-    """In any order, with hosts that vanish: no host waits for ever for another."""
+    """In any order, with hosts that vanish: no host waits forever for another."""
     job = Job(3, max_restarts, least, HangPolicy(hang))  # type: ignore[arg-type]
     for kind, number in steps:
         let_happen(job, kind, job.hosts[number % 3])

@@ -487,7 +487,7 @@ def let_happen(job: Job, kind: str, host: Host) -> None:
 def test_whatever_happens_with_spares_all_hosts_end(
     steps: list[tuple[str, int]], max_restarts: int, spares: int, hang: str, *, moves: bool, unfit: set[int]
 ) -> None:
-    """In any order, with hosts that vanish, are unfit or at fault: nobody waits for ever."""
+    """In any order, with hosts that vanish, are unfit or at fault: nobody waits forever."""
     job = Job(5, max_restarts, hang_policy=HangPolicy(hang), spares=spares, moves=moves)  # type: ignore[arg-type]
     job.unfit = dict.fromkeys(unfit, "its memory is broken")
     for kind, number in steps:

@@ -63,7 +63,7 @@ def test_where_people_use_it_such_an_event_is_ignored_and_the_story_says_so(monk
 
 
 def test_a_core_dump_does_not_keep_a_sweep_from_ending() -> None:
-    """A rank that was given up may be dumped to a file system that does not answer, for ever."""
+    """A rank that was given up may be dumped to a file system that does not answer, forever."""
     world = running(ranks=1)
     world.exit(0, FAILED)
     world.answers.clear()

@@ -331,7 +331,7 @@ def test_any_text_can_be_redacted_and_stays_so(parts: list[str]) -> None:
     redacted_text(shown)
 
 
-# What would take a backtracking expression for ever, or a scan for each beginning.
+# What would take a backtracking expression forever, or a scan for each beginning.
 UNITS = [
     *(
         "key=[",

@@ -239,7 +239,7 @@ def certainties(job: Job, timeouts: float) -> set[bool]:
 
 
 def test_a_slow_transfer_is_work_for_some_timeouts_and_then_a_doubt() -> None:
-    """A server may as well send its heartbeats for ever: that would hide a hang."""
+    """A server may as well send its heartbeats forever: that would hide a hang."""
     job = Job(30.0, QUIET, HUNG_IN_GLOO, look=lambda at: downloads(at, 1000))
     assert job.run(4) == []
     assert certainties(job, 30) == {False}

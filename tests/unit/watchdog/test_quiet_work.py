@@ -154,7 +154,7 @@ def test_what_a_hang_does_not_stop_is_no_work(does: dict[str, Any]) -> None:
     "does", [{"taken": 1000}, {"sent": 1000}, {"taken": 1000, "sent": 20, "burst_s": 0.5}], ids=["from", "to", "bursts"]
 )
 def test_a_slow_transfer_is_believed_for_some_time_and_never_denied(does: dict[str, Any]) -> None:
-    """One that sends heartbeats for ever would hide a hang for ever."""
+    """One that sends heartbeats forever would hide a hang forever."""
     looks = Looks(**does)
     assert looks.all(19) == [WORKS] * 19
     assert {looks.take(1210.0), looks.take(36_000.0)} == {MAY_WORK}
@@ -217,7 +217,7 @@ def test_a_thread_that_is_busy_may_busy_loop() -> None:
 
 
 def test_of_a_thread_that_is_new_it_is_not_known() -> None:
-    """Neither that it works, for ever, nor that it does not."""
+    """Neither that it works, forever, nor that it does not."""
     looks = Looks(run=0.02, began_s=1.0)
     assert looks.all(19) == [WORKS] * 19
     assert looks.take(1210.0) == MAY_WORK
