@@ -60,3 +60,15 @@ def prefix_class(store_class: Any) -> type[PrefixStore]:  # noqa: ANN401 - torch
     """A class to connect with, instead of torch's own."""
     takes = getattr(store_class, "takes_connection", False)
     return type("PrefixStore", (PrefixStore,), {"store_class": store_class, "takes_connection": takes})
+
+
+def torchs_own(store_class: Any) -> Any:  # noqa: ANN401 - torch may be there in part only
+    """Torch's class, for ``StoreConnection`` or a part of one.
+
+    Raises:
+        ImportError: it cannot be imported.
+    """
+    from saferun.coordinator.torch_store import import_store_class
+
+    own, _ = import_store_class("store")
+    return prefix_class(own) if issubclass(store_class, PrefixStore) else own

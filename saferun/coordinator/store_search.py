@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from saferun.coordinator.dial import NAME_S, REFUSED, SILENT, UNKNOWN_NAME, UNREACHABLE, dial, shown, unanswered_text
 from saferun.coordinator.host_probe import HostProbe, ProbedHost
+from saferun.coordinator.prefix_store import torchs_own
 from saferun.coordinator.search_text import FOREIGN, NO_STORE, PortResult, addresses_in, search_hint, search_text
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
@@ -22,6 +24,8 @@ _PROBE_AFTER_S = 1.5
 # When silence and refusals are reported: by then three packets would have to be lost, or a host to come that late.
 _LATE_S = 4.5
 _LONGEST_HOSTS_FILE = 1 << 20
+# After so long a server that answers, but not as torch's known releases do, is asked by torch's own client.
+_DOUBT_S = 10.0
 
 
 class StoreSearch:
@@ -64,6 +68,7 @@ class StoreSearch:
         self._foreign_since: dict[int, float] = {}
         self._accepted: set[int] = set()  # that have accepted a connection, and have yet to answer as a store
         self._asked_at: dict[int, float] = {}  # since when a name server has been asked
+        self._doubted_at: float | None = None
         self._found: StoreClient | None = None
         self._over = False
         self._has_failed = False
@@ -210,6 +215,7 @@ class StoreSearch:
             client = StoreClient.connect(self._store_class, way, connection=connection, signer=self._signer)
             objection = self._accept(client)
         except StoreBrokenError as error:
+            self._doubt()
             return PortResult(NO_STORE, f"{silent} ({error})"), None
         finally:
             with self._changed:
@@ -217,3 +223,13 @@ class StoreSearch:
         if objection is not None:
             return PortResult(FOREIGN, f"{where} {objection}"), None
         return None, client
+
+    def _doubt(self) -> None:
+        """What answers may be the store of a torch that speaks otherwise, for which only its own client will do."""
+        now = time.monotonic()
+        with self._changed:
+            self._doubted_at = self._doubted_at or now
+            is_due = now - self._doubted_at > _DOUBT_S and getattr(self._store_class, "takes_connection", False)
+        if is_due:
+            with suppress(Exception):  # there is no torch that can be imported
+                self._store_class = torchs_own(self._store_class)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from saferun.coordinator import store_search, torch_store
 from saferun.coordinator.prefix_store import prefix_class
 from saferun.coordinator.store_client import StoreClient
 from saferun.coordinator.store_connection import KNOWN_RELEASES, StoreConnection
@@ -300,6 +301,28 @@ class Closing:
 
     def __init__(self, *_arguments: Any, **more: Any) -> None:
         assert "connection" not in more
+
+
+@pytest.mark.parametrize("part", [False, True], ids=["whole", "part"])
+def test_a_store_that_speaks_otherwise_is_asked_by_torchs_own_client(
+    port: int, part: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A torch that somebody has changed has a client that knows how: the hosts meet, if later."""
+
+    def fail(_store: StoreConnection) -> None:
+        raise ConnectionError("what listens there is no store")
+
+    monkeypatch.setattr(StoreConnection, "_greet", fail)
+    monkeypatch.setattr(store_search, "_DOUBT_S", 0.2)
+    monkeypatch.setattr(torch_store, "import_store_class", lambda _parts: (TCPStore, "2.13.0"))
+    search = store_search.StoreSearch(
+        prefix_class(StoreConnection) if part else StoreConnection, "127.0.0.1", [port], lambda _client: None
+    )
+    client = search.wait(30.0)
+    search.end()
+    assert client is not None
+    assert client.create("a", "1") == b"1"
+    assert TCPStore("127.0.0.1", port, is_master=False, timeout=LONG).check(["saferun/own/a" if part else "a"])
 
 
 def test_a_store_is_served_by_torch_alone() -> None:
