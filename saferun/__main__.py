@@ -29,6 +29,9 @@ _HELP_FLAGS = ("-h", "--help", "--help-all")
 
 def main() -> None:
     """The ``saferun`` command; does not return."""
+    from saferun.linux.search_path import search_pythons_own_first
+
+    search_pythons_own_first()
     if sys.argv[1:2] and sys.argv[1] in _HELP_FLAGS:
         from saferun.cli.help import show_help
 

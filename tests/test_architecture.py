@@ -402,19 +402,21 @@ def test_nothing_imports_the_coordinator() -> None:
 def test_the_coordinator_knows_only_the_ground_floor() -> None:
     """It shares values, errors and decoders with the supervisor.
 
-    Of what does something: the closing of descriptors, and what /proc has of a process that is stuck.
+    Of what does something: the closing of descriptors, the order of its module search path, and what /proc has of a
+    process that is stuck.
 
     What ``secret_process`` imports it imports in a process of its own, forked before the coordinator imports torch.
     """
     forked = {"saferun.linux.prctl", "saferun.cluster.secret_sharing"}
     texts = {f"saferun.text.{name}" for name in ("decoding", "framing", "master_port", "typed_json", "wording")}
+    system = {f"saferun.linux.{name}" for name in ("descriptors", "procfs", "search_path", "stuck")}
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: imports {module}"
         for path in _sources(PACKAGE / "coordinator")
         for module, line in _imports(path)
         if _is_of(module, "saferun")
         and _room(module) not in {"coordinator", "errors", "model", "__init__"}
-        and module not in {"saferun.linux.descriptors", "saferun.linux.procfs", "saferun.linux.stuck", *texts}
+        and module not in {*system, *texts}
         and module not in {f"saferun.cluster.{name}" for name in ("join_messages", "messages", "secret", "signed")}
         and (path.stem != "secret_process" or module not in forked)
     ]

@@ -21,6 +21,9 @@ def main() -> None:
     """Serve until the supervisor says goodbye or is gone."""
     # The package, wherever it lies, without putting the current directory on the path.
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    from saferun.linux.search_path import search_pythons_own_first
+
+    search_pythons_own_first()
     # Ctrl-C and the scheduler's signals are the supervisor's to handle.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)

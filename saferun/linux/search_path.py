@@ -8,6 +8,19 @@ import sys
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
+def search_pythons_own_first() -> None:
+    """Have modules of Python's found before those of the same name in PYTHONPATH or the current directory.
+
+    torchrun needs fewer of Python's modules than saferun: a ``resource.py`` of the user's does it no harm. The order of
+    all other entries stays, as it decides which torch there is.
+    """
+    library = os.path.dirname(getattr(os, "__file__", ""))
+    if not library:
+        return
+    own = {library, os.path.join(library, "lib-dynload")}
+    sys.path.sort(key=lambda entry: entry not in own)
+
+
 def search_theirs_last(python_path: str) -> None:
     """Move the user's PYTHONPATH to the end of the search path, and drop the current directory.
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 # When a signal comes from outside, a job without progress for so long is taken to hang: the user will want its stacks,
 # and a short delay for them costs nothing.
 _HUNG_S = 10.0
+# Two SIGINT within this time are one Ctrl-C.
+_SAME_CTRL_C_S = 0.5
 FIRST_CAPTURE_S = 2.0
 # Ranks that were working get the signal at once, and are captured if they are still there after this part of their
 # grace. The capture ends before they are killed.
@@ -264,12 +266,14 @@ def on_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
 def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list[Action]:
     """CAPTURING, STOPPING, DIAGNOSING: what follows heeds the signal; there is no restart.
 
-    A second Ctrl-C, or one while saferun is stopping the ranks already, ends their grace.
+    A second Ctrl-C, or one while saferun is stopping the ranks already, ends their grace. A wrapper that passes on the
+    SIGINT which the terminal has sent to all processes makes two of one, though, at the same moment.
     """
     attempt, stopping = launch.attempt, launch.attempt.stopping
     by_keyboard = event.signum == signal.SIGINT and launch.state is not State.DIAGNOSING
     if launch.stop_signum is not None:
-        return _end_grace(launch, event.at) if by_keyboard else []
+        is_same = launch.interrupted_at is not None and event.at - launch.interrupted_at < _SAME_CTRL_C_S
+        return _end_grace(launch, event.at) if by_keyboard and not is_same else []
     if launch.state is State.STOPPING and stopping.stage == "sweeping" and attempt.ending is None:
         # Every rank ended well; there is nothing left to stop, but processes that are waited for.
         stopping.late_signal = event
@@ -297,6 +301,8 @@ def _ordered(launch: LaunchState, event: SignalReceived) -> list[Action]:
     """The user or the scheduler wants this host to stop: there is no other attempt, and the other hosts know of it."""
     ending, others = launch.attempt.ending, launch.attempt.others
     launch.stop_signum = event.signum
+    if event.signum == signal.SIGINT:
+        launch.interrupted_at = event.at
     expect_sigkill(launch, event.at)
     leaves = ending is None and launch.state in TOGETHER and (others.may_leave or _may_be_awaited(launch, event))
     launch.add_ending(Leave(event.signum) if leaves else Stopped(event.signum))

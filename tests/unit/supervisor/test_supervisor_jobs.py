@@ -138,7 +138,7 @@ def test_one_ctrl_c_that_a_launcher_sends_to_every_host_is_one() -> None:
     slow.signal(signal.SIGINT)
     sent = [action.signum for action in slow.actions if isinstance(action, SignalRanks)]
     assert sent == [signal.SIGINT]
-    assert slow.supervisor.handle(SignalReceived(job.now, 0, signal.SIGINT))[-1] == SignalRanks(
+    assert slow.supervisor.handle(SignalReceived(job.now + 1, 0, signal.SIGINT))[-1] == SignalRanks(
         0, (0, 1), signal.SIGKILL
     )
     job.settle()

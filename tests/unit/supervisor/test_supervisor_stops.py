@@ -224,6 +224,18 @@ def test_a_second_ctrl_c_kills() -> None:
     """Nobody who presses it twice wants to wait for the grace."""
     world = running()
     world.signal(signal.SIGINT)
+    world.now += 0.6
+    assert only(SignalRanks, world.signal(signal.SIGINT)) == SignalRanks(0, (0, 1), signal.SIGKILL)
+
+
+def test_a_ctrl_c_that_a_wrapper_passes_on_as_well_is_one() -> None:
+    """The terminal sends it to all processes; ranks that save a checkpoint then were killed at once."""
+    world = running()
+    world.signal(signal.SIGINT)
+    for _ in range(3):
+        world.now += 0.1
+        assert world.signal(signal.SIGINT) == []
+    world.now += 0.3
     assert only(SignalRanks, world.signal(signal.SIGINT)) == SignalRanks(0, (0, 1), signal.SIGKILL)
 
 
