@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 
 from saferun.errors import suppress
 from saferun.launch.launch_context import LaunchContext
@@ -24,6 +25,8 @@ _STATE = "saferun.text.script_state"
 _COPY_S = 60.0
 # The longest path of a Unix socket, less what the hook appends.
 _LONGEST_PREFIX = 107 - len(".4194304.sock")
+_SHELLS = frozenset({"bash", "dash", "ksh", "sh", "zsh"})
+_LONGEST_SCRIPT_BYTES = 1 << 20
 
 
 class RankHook:
@@ -32,6 +35,7 @@ class RankHook:
     def __init__(self, launch: LaunchContext) -> None:
         self._launch = launch
         self._is_wanted = launch.config.watch.inject
+        self._has_own_path: bool | None = None
         self._directory = ""
         self._is_in_memory = False
         self._attempt = -1
@@ -50,8 +54,8 @@ class RankHook:
         if not prefix:
             return {}
         variables = {"SAFERUN_HEARTBEAT_FILE": f"{prefix}.heartbeat"}
-        if self._is_wanted:
-            path = environ.get("PYTHONPATH")
+        path = environ.get("PYTHONPATH")
+        if self._is_wanted and (path or not self._sets_python_path()):
             hook = (copied_hook(self._directory) if self._is_in_memory else "") or INJECT
             variables |= {"SAFERUN_HOOK": prefix, "PYTHONPATH": f"{hook}{os.pathsep}{path}" if path else hook}
             if not path:
@@ -65,6 +69,16 @@ class RankHook:
                 what = "lines" if rank == watching.trace_lines else "calls"
                 variables["SAFERUN_TRACE"] = "\n".join((what, *watching.trace_calls))
         return variables
+
+    def _sets_python_path(self) -> bool:
+        """Whether the ranks run a shell script that looks at PYTHONPATH: it has to see that there is none.
+
+        ``${PYTHONPATH:-src}`` is an example. The hook takes its own entry out again in Python only.
+        """
+        if self._has_own_path is None:
+            command = self._launch.config.command
+            self._has_own_path = not command.run_path and _mentions_python_path(command.argv)
+        return self._has_own_path
 
     @property
     def cost(self) -> str:
@@ -168,3 +182,16 @@ class RankHook:
                 if name.endswith((".calls", ".failure")) and not name.startswith(f"a{self._attempt}r"):
                     with suppress(OSError):
                         os.unlink(os.path.join(self._directory, name))
+
+
+def _mentions_python_path(argv: Sequence[str]) -> bool:
+    """Whether a command is a shell script that mentions PYTHONPATH, or a shell with one."""
+    program, *rest = argv
+    if os.path.basename(program) in _SHELLS:
+        options = tuple(takewhile(lambda argument: argument.startswith("-"), rest))
+        program = next(iter(rest[len(options) :]), "")
+        if any("c" in option for option in options if not option.startswith("--")):
+            return "PYTHONPATH" in program
+    content = read_at_once(program, _LONGEST_SCRIPT_BYTES, follow=True) if program else b""
+    first_line = content.partition(b"\n")[0]
+    return b"PYTHONPATH" in content and content[:1] != b"\x7f" and b"python" not in first_line
