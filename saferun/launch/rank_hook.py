@@ -192,6 +192,7 @@ def _mentions_python_path(argv: Sequence[str]) -> bool:
         program = next(iter(rest[len(options) :]), "")
         if any("c" in option for option in options if not option.startswith("--")):
             return "PYTHONPATH" in program
+    elif program == sys.executable or read_at_once(program, 2, follow=True) != b"#!":
+        return False  # Python itself, as a rule: no more of a large program is read
     content = read_at_once(program, _LONGEST_SCRIPT_BYTES, follow=True) if program else b""
-    first_line = content.partition(b"\n")[0]
-    return b"PYTHONPATH" in content and content[:1] != b"\x7f" and b"python" not in first_line
+    return b"PYTHONPATH" in content and b"python" not in content.partition(b"\n")[0]

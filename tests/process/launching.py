@@ -106,6 +106,15 @@ def now_ticks() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
+def printed_by(program: str) -> str:
+    """What a Python program prints that has saferun's modules, and ends well."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def until(condition: Callable[[], T], what: str, *, timeout_s: float = DEADLINE_S) -> T:
     """Wait for a condition to become true, and return what it returned."""
     give_up_at = time.monotonic() + timeout_s

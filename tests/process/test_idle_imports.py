@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from textwrap import dedent
 from typing import TYPE_CHECKING
 
-from tests.process.launching import REPOSITORY, customized, in_saferun, running
+from tests.process.launching import customized, in_saferun, printed_by, running
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,16 +82,7 @@ def in_fork(names):
 
 def run(program: str) -> str:
     """What a program that has a loop like the supervisor's prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOOP + dedent(program)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return printed_by(LOOP + dedent(program))
 
 
 def test_modules_are_imported_from_memory_and_then_it_is_said() -> None:
