@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.console.pane import Pane
 
-# The newest lines that are kept for later; all of them are in files, where there are any.
+# The newest lines that are kept for later. Older ones are in files; where there are none, they are shown.
 _MOST_HELD_BYTES = 1 << 20
 # The line in which the cursor stands: a prompt, and what is typed behind it.
 _LONGEST_LINE_BYTES = 4 << 10
@@ -36,12 +36,16 @@ class HeldOutput:
         """Keep lines of a rank for later. Returns whether none had to be dropped for them."""
         self._held.append(text)
         self._held_bytes += len(text)
-        before = self._skipped_lines
+        is_whole = True
         while self._held_bytes > _MOST_HELD_BYTES:
             oldest = self._held.popleft()
             self._held_bytes -= len(oldest)
-            self._skipped_lines += oldest.count(b"\n")
-        return self._skipped_lines == before
+            if self._pane.target.skipping:
+                self._skipped_lines += oldest.count(b"\n")
+                is_whole = False
+            else:
+                self._pane.target.put(self.beside(oldest))
+        return is_whole
 
     def show(self, source: object, chunk: bytes) -> None:
         """Show what the rank writes that has the terminal. ``source``: its stream."""

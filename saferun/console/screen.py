@@ -255,6 +255,11 @@ class Screen:
                 self.set_status(key, None)
         self._note_folded(None)
 
+    def enlarge(self) -> None:
+        """No more output will come: pipes get room for it."""
+        for pane in self.panes:
+            pane.target.enlarge()
+
     def finish(self) -> None:
         """No more output will come: the processes that write files exit when they have written everything."""
         for pane in self.panes:

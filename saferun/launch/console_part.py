@@ -90,6 +90,8 @@ class ConsolePart:
         """
         screen = self._screen
         screen.release()
+        screen.flush()
+        screen.enlarge()
         is_counted = False  # what has not been read
         begun_at = moved_at = time.monotonic()
         unwritten_bytes = 0

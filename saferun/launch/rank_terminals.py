@@ -18,7 +18,7 @@ from saferun.launch.keyboard_session import KeyboardSession
 from saferun.launch.stdin_terminals import size_beside_prefix
 from saferun.linux.helper import PartBase
 from saferun.linux.keyboard import Keyboard, StdinTerminal, may_get_keyboard
-from saferun.linux.procfs import descendants_of
+from saferun.linux.procfs import descendants_of, thread_ids
 from saferun.linux.terminal_owner import TerminalOwners
 from saferun.supervisor.machine import State
 from saferun.text.wording import ranks_text
@@ -48,6 +48,9 @@ _TYPED_S = 0.05
 # If no rank reads typed keys, the keyboard is not watched for this long: at first, and at most.
 _IDLE_KEYS_S, _LONGEST_IDLE_KEYS_S = 0.2, 2.0
 _MOST_DESCENDANTS = 16
+_MOST_THREADS = 512
+# What no rank is seen to wait for is given to the first one after this time: it may look for it now and then.
+_UNSEEN_S = 2.0
 # Ranks that begin to ask within this time are announced together.
 _ANNOUNCE_S = 0.5
 # Ctrl-U erases what has been typed, Ctrl-D ends the input.
@@ -99,6 +102,10 @@ class RankTerminal:
         is_asking = any(map(self.stdin.has_reader, {self.rank.pid, self.rank.child.pid}))
         return is_asking or any(map(self.stdin.has_reader, descendants_of(self.rank.pid)[:_MOST_DESCENDANTS]))
 
+    def has_reading_thread(self) -> bool:
+        """Whether any thread of the rank waits for input."""
+        return any(map(self.stdin.has_reader, thread_ids(self.rank.pid)[:_MOST_THREADS]))
+
 
 class RankTerminals(PartBase):
     """The terminals of the ranks of an attempt, and saferun's own. A part of the loop.
@@ -121,6 +128,7 @@ class RankTerminals(PartBase):
         self._has_explained = False
         self._watch_at: float | None = None  # when the keyboard is watched again
         self._idle_s = _IDLE_KEYS_S
+        self._typed_at: float | None = None  # since when something is typed that no rank is seen to wait for
         self._announce_at: float | None = None
         self._is_held = False
 
@@ -149,7 +157,7 @@ class RankTerminals(PartBase):
         """No rank of this attempt is left, or the launch is over."""
         for terminal in list(self._terminals.values()):
             self._remove(terminal)
-        self._announce_at = None
+        self._announce_at = self._typed_at = None
         self._drop_keyboard()
 
     def rank_ended(self, rank: Rank) -> None:
@@ -361,12 +369,15 @@ class RankTerminals(PartBase):
             self._drop_keyboard()
             return
         if not keyboard.is_in_foreground:
+            self._typed_at = None
             self._pause_keyboard(now)
             return
-        if self._session is None and not self._find_reader(now):
+        unseen = self._find_reader(now) if self._session is None else None
+        if self._session is None and unseen is None:
+            self._typed_at = self._typed_at or now
             self._pause_keyboard(now)
             return
-        self._idle_s = _IDLE_KEYS_S
+        self._idle_s, self._typed_at = _IDLE_KEYS_S, None
         typed = keyboard.read()
         if typed is None:
             self._drop_keyboard()
@@ -378,16 +389,21 @@ class RankTerminals(PartBase):
                 self._pass_keyboard_on(now)
                 if after and self._session is not None:
                     self._session.keys.take(after)
-        else:
-            # The only rank may read without being seen to: in another thread, or because its state may not be read.
-            for terminal in self._terminals.values():
-                terminal.stdin.write(typed)
+        elif unseen is not None:
+            unseen.stdin.write(typed)
 
-    def _find_reader(self, now: float) -> bool:
-        """Whether a rank is to get what is typed; a rank that asks gets the keyboard."""
+    def _find_reader(self, now: float) -> RankTerminal | None:
+        """A rank that asks gets the keyboard; where none does, the one that may read without being seen to."""
         for terminal in list(self._terminals.values()):
             self._check(terminal, now)
-        return self._session is not None or (len(self._terminals) == 1 and self._context.supervisor.state in _AT_WORK)
+        if self._session is not None or self._context.supervisor.state not in _AT_WORK:
+            return None
+        free = [terminal for _, terminal in sorted(self._terminals.items()) if terminal.viewer is None]
+        reading = next(filter(RankTerminal.has_reading_thread, free), None)
+        has_waited = self._typed_at is not None and now - self._typed_at >= _UNSEEN_S
+        if reading is None and free and (len(self._terminals) == 1 or has_waited):
+            return free[0]
+        return reading
 
     def _pass_keyboard_on(self, now: float) -> None:
         """Give the keyboard to the next rank that asks."""

@@ -10,7 +10,7 @@ import struct
 from saferun.errors import suppress
 from saferun.linux.descriptors import open_null
 
-_F_SETPIPE_SZ = 1031
+_F_SETPIPE_SZ, _F_GETPIPE_SZ = 1031, 1032
 _DEFAULT_PIPE_BYTES = 64 << 10
 _LARGEST_PIPE_BYTES = 1 << 20
 # An unprivileged user may have 64 MiB in pipes; beyond that, new pipes of all of the user's processes shrink to 8 KiB.
@@ -31,6 +31,18 @@ def open_pipe(streams: int) -> tuple[int, int]:
         with suppress(OSError):
             fcntl.fcntl(write_end, _F_SETPIPE_SZ, size)
     return read_end, write_end
+
+
+def enlarge_pipe(fd: int, waiting_bytes: int) -> None:
+    """Make room for more bytes in a pipe, as far as the kernel lets this user; nothing else has no such room."""
+    with suppress(OSError):
+        size = fcntl.fcntl(fd, _F_GETPIPE_SZ)
+        wanted = min(size + waiting_bytes, _LARGEST_PIPE_BYTES)
+        while wanted > size:
+            with suppress(OSError):  # EPERM: beyond a limit of this user
+                fcntl.fcntl(fd, _F_SETPIPE_SZ, wanted)
+                return
+            wanted //= 2
 
 
 def open_terminal(columns: int, rows: int) -> tuple[int, int]:

@@ -44,7 +44,7 @@ class Limits(Value):
     join_s: float = 600.0
     awaited_s: float = 0.0  # how long the hosts may be waited for after a sign of the coordinator that does; 0: join_s
     probe_s: float = 60.0
-    start_s: float = 660.0  # longer than the part that starts ranks waits for their programs
+    start_s: float = 1860.0  # longer than the part that starts ranks waits for their programs
     capture_s: float = 20.0
     cause_s: float = 10.0  # how long ranks are left alive, after a victim's failure, to show its cause
     grace_s: float = 30.0

@@ -122,6 +122,35 @@ await_release("end")
         assert job.wait() == 0
 
 
+@pytest.mark.parametrize("reads", ["in a thread", "now and then"])
+def test_what_is_typed_reaches_a_rank_that_is_not_seen_to_wait_for_it(tmp_path: Path, reads: str) -> None:
+    """"Press Enter to stop the training": a thread waits for it, or each step of the first rank looks for it."""
+    program = f"""
+from rank import *
+import select, threading
+READS = {reads!r}
+""" + """
+def read():
+    tell("read " + sys.stdin.readline().strip())
+if RANK == 1 and READS == "in a thread":
+    threading.Thread(target=read, daemon=True).start()
+tell("ready")
+if RANK == 0 and READS == "now and then":
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        time.sleep(0.05)
+    read()
+await_release("end")
+"""
+    with on_terminal(tmp_path, program, nproc=2) as (job, terminal):
+        job.hear("ready", 2)
+        terminal.type(b"stop\n")
+        (said,) = job.hear("read stop")
+        assert said.rank == (1 if reads == "in a thread" else 0)
+        job.release("end")
+        assert job.wait() == 0
+        assert "has the keyboard" not in terminal.text
+
+
 def test_two_ranks_that_ask_have_the_keyboard_one_after_the_other(tmp_path: Path) -> None:
     program = """
 from rank import *

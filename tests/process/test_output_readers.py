@@ -91,6 +91,23 @@ for number in range(20_000):
         assert not [line for line in lines if "skipped" in line]
 
 
+@pytest.mark.parametrize("options", [(), ("--run-dir", "none")])
+def test_a_caller_that_reads_when_saferun_has_ended_is_not_waited_for(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """As of subprocess.Popen and wait: under torchrun these lines find room in its pipe, without prefixes."""
+    program = """
+from rank import *
+for number in range(1100):
+    sys.stdout.write(f"{number} {'x' * 20}\\n")
+"""
+    with Pipe() as pipe:
+        with running(tmp_path, program, *options, nproc=2, stdout=pipe.write_end, store=False) as job:
+            pipe.close_write_end()
+            reader = pipe.reader(paused=True)
+            assert job.wait() == 0
+            reader.go_on()
+        assert len(reader.all().decode().splitlines()) == 2 * 1100
+
+
 def test_with_tee_a_reader_that_stops_stalls_no_rank_though_there_is_no_run_directory(tmp_path: Path) -> None:
     """Under torchrun such ranks write to the log file, and only the thread that copies it waits."""
     program = """

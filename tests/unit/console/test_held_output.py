@@ -64,3 +64,16 @@ def test_the_newest_lines_are_kept_and_the_others_counted(pane: tuple[Pane, int]
     assert b"saferun: 10 lines of other ranks are not shown; they are in the files\n" in text
     assert b"%-1023d\n" % 10 in text
     assert b"%-1023d\n" % 9 not in text
+
+
+def test_lines_that_are_nowhere_else_are_shown_rather_than_dropped(pane: tuple[Pane, int]) -> None:
+    pane[0].target.skipping = False
+    held = HeldOutput(pane[0])
+    held.show("out", b"(Pdb) ")
+    written: list[bytes] = []
+    pane[0].target.put = lambda text: written.append(bytes(text))  # type: ignore[method-assign]
+    assert all(pane[0].put(b"%-1023d\n" % number) for number in range(1034))
+    assert written == [b"\r\x1b[K%-1023d\n(Pdb) " % number for number in range(10)]
+    held.release("")
+    assert b"".join(written).count(b"\n") == 1034 + 1  # and the end of the prompt's line
+    assert b"not shown" not in b"".join(written)

@@ -51,6 +51,9 @@ class _Screen:
     def release(self) -> None:
         """All streams have ended."""
 
+    def enlarge(self) -> None:
+        """This reader's pipe cannot have more room."""
+
     def finish(self) -> None:
         """No more output will come."""
 
