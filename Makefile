@@ -63,7 +63,7 @@ bench: $(STAMP)
 	done
 
 clean:
-	rm -rf $(VENV) .matrix build dist saferun_runs .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .matrix build dist saferun-runs .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find saferun tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 ifneq ($(file < $(STAMP)),$(CURDIR))

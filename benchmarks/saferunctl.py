@@ -44,7 +44,7 @@ def make_runs(folder: Path) -> None:
     """Runs that have ended, each with a few files."""
     for number in range(RUNS):
         name = f"20260101-{number:06d}-abcdef"
-        host = folder / "saferun_runs" / name / "node1"
+        host = folder / "saferun-runs" / name / "node1"
         for rank in range(8):
             (host / "attempt_0" / f"rank_{rank}").mkdir(parents=True)
             (host / "attempt_0" / f"rank_{rank}" / "stdout.log").write_text("x\n")

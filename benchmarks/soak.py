@@ -106,11 +106,11 @@ def sockets_of(pids: list[int]) -> set[str]:
 
 def files_left(scratch: Scratch, directories: list[Path]) -> list[str]:
     """What runs left in their temporary directory, beside their results, or, as socket or FIFO, inside of them."""
-    expected = {"stderr", "saferun_runs", *(f"rank.{rank}" for rank in range(RANKS))}
+    expected = {"stderr", "saferun-runs", *(f"rank.{rank}" for rank in range(RANKS))}
     left = list(scratch.temporary.iterdir())
     for directory in directories:
         left += [path for path in directory.iterdir() if path.name not in expected]
-        for path in (directory / "saferun_runs").glob("**/*"):
+        for path in (directory / "saferun-runs").glob("**/*"):
             mode = path.lstat().st_mode
             if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
                 left.append(path)

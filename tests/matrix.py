@@ -179,7 +179,7 @@ def _need(condition: object, what: str, ended: Run) -> None:
 
 
 def _report(folder: Path, ended: Run) -> dict[str, object]:
-    path = folder / "saferun_runs" / "latest" / "report.json"
+    path = folder / "saferun-runs" / "latest" / "report.json"
     _need(path.exists(), "no report.json", ended)
     report: dict[str, object] = json.loads(path.read_text())
     return report

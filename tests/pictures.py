@@ -146,7 +146,7 @@ def show_a_hang(folder: Path) -> None:
 def show_the_page(folder: Path, name: str) -> None:
     """The newest run's report.html."""
     page = folder / "report.html"
-    page.write_text(always_alike((folder / "saferun_runs" / "latest" / "report.html").read_text(), folder))
+    page.write_text(always_alike((folder / "saferun-runs" / "latest" / "report.html").read_text(), folder))
     with browsing() as browser:
         shown = browser.open(page, 1000)
         (DIRECTORY / name).write_bytes(shown.picture())

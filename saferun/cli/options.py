@@ -386,7 +386,7 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--run-dir DIR",
         None,
         OUTPUT,
-        "directory for the files of this run (default: saferun_runs/<time>-<id>); none: no files",
+        "directory for the files of this run (default: saferun-runs/<time>-<id>); none: no files",
     ),
     _option(
         "--keep-output SIZE",
@@ -399,7 +399,7 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--keep-runs N",
         0,
         OUTPUT,
-        "remove old runs from saferun_runs, beyond the newest N; never one that may still run or that failed in the "
+        "remove old runs from saferun-runs, beyond the newest N; never one that may still run or that failed in the "
         "last 7 days; 0: remove nothing",
     ),
     _option(

@@ -256,9 +256,12 @@ class Screen:
         self._note_folded(None)
 
     def enlarge(self) -> None:
-        """No more output will come: pipes get room for it."""
+        """No more output will come: a caller that reads once saferun has ended finds what waits in its pipe."""
+        from saferun.linux.streams import enlarge_pipe
+
         for pane in self.panes:
-            pane.target.enlarge()
+            if pane.target.waits_for_room:
+                enlarge_pipe(pane.target.fd)
 
     def finish(self) -> None:
         """No more output will come: the processes that write files exit when they have written everything."""

@@ -318,13 +318,6 @@ class Target:
             self.file = None
             self._write = self._write_plainly
 
-    def enlarge(self) -> None:
-        """No more output will come: a caller that reads when saferun has ended finds what waits in its pipe."""
-        if not (self.is_file or self.is_empty or self.is_broken):
-            from saferun.linux.streams import enlarge_pipe
-
-            enlarge_pipe(self.fd, self._waiting_bytes)
-
     @property
     def is_awaited(self) -> bool:
         """Whether a reader that exists has not read what is nowhere else."""

@@ -35,7 +35,7 @@ class ListedRun(Value):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     parser.add_argument("-n", type=int, default=_SHOWN, metavar="N", help=f"the newest N (default: {_SHOWN}); 0: all")
-    parser.add_argument("--here", action="store_true", help="only those in ./saferun_runs")
+    parser.add_argument("--here", action="store_true", help="only those in ./saferun-runs")
     parser.add_argument("--running", action="store_true", help="only those that run")
     parser.add_argument("--json", action="store_true", help="as JSON")
 

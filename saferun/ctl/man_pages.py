@@ -11,7 +11,7 @@ from saferun.cli.options import OPTIONS, Option
 
 _ABOUT_CTL = (
     "It needs no running saferun, and changes nothing but what a verb is for. A run is named by its directory, its "
-    "name below saferun_runs, its id, or the beginning of either."
+    "name below saferun-runs, its id, or the beginning of either."
 )
 _CODES = (
     ("0", "done, or the answer is good news"),

@@ -103,7 +103,7 @@ def _files(directory: Path) -> RunFiles:
         raise UsageError(f"{directory}: {error.strerror}", "name the directory of a run") from None
     if files.report is None and files.run is None and not files.hosts:
         raise UsageError(
-            f"{shorter_path(str(directory))} is not the directory of a run", "name one like saferun_runs/latest"
+            f"{shorter_path(str(directory))} is not the directory of a run", "name one like saferun-runs/latest"
         )
     return files
 

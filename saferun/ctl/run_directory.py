@@ -1,7 +1,7 @@
 """Which run a word of the command line means: the same for every verb.
 
-A run is named by its directory, by its name below saferun_runs, by its id, by the beginning of either, or by
-``latest``. Runs are looked for below ./saferun_runs, in the index of this user's runs, and among those that live
+A run is named by its directory, by its name below saferun-runs, by its id, by the beginning of either, or by
+``latest``. Runs are looked for below ./saferun-runs, in the index of this user's runs, and among those that live
 without files. A run that lives comes before one that has ended, and one of this directory before others.
 """
 
@@ -23,7 +23,7 @@ from saferun.linux.ownership import ROOT, NotOursError, followed
 from saferun.model import Value
 
 LATEST = "latest"
-_NAMES = "a run: its directory, its name below saferun_runs, its id, or the beginning of either"
+_NAMES = "a run: its directory, its name below saferun-runs, its id, or the beginning of either"
 RUN_HELP = (
     f"{_NAMES}; 'latest' is the default: the newest run that is still running, of the current directory if there is "
     "one, else of all; if there is none, the newest run"
@@ -43,7 +43,7 @@ _LONG_ID = re.compile(r"[0-9a-f]{7,16}")
 
 
 class FoundRun(Value):
-    """A run directory that was found. ``is_here``: in the current directory's saferun_runs. ``run_id``: if known."""
+    """A run directory that was found. ``is_here``: in the current directory's saferun-runs. ``run_id``: if known."""
 
     path: str
     is_here: bool
@@ -126,7 +126,7 @@ def find_run(word: str, *, living_first: bool = False, ends: bool = False) -> Pa
 
 
 def is_below_here(path: str) -> bool:
-    """Whether a directory is below the current one, or below a saferun_runs there that is a link."""
+    """Whether a directory is below the current one, or below a saferun-runs there that is a link."""
     try:
         return any(Path(path).is_relative_to(os.path.realpath(base)) for base in (".", BASE))
     except OSError:  # the current directory is gone
@@ -179,7 +179,7 @@ def _latest(*, living_first: bool, ends: bool) -> FoundRun:
 
 
 def _latest_link() -> str:
-    """The directory that saferun_runs/latest leads to; empty: there is none."""
+    """The directory that saferun-runs/latest leads to; empty: there is none."""
     path = os.path.join(BASE, LATEST)
     if not os.path.isdir(path):
         return ""
@@ -198,7 +198,7 @@ def _is_meant(word: str, run: FoundRun) -> bool:
 
 
 def known_runs() -> Iterator[FoundRun]:
-    """The runs below ./saferun_runs, and those in the index or without files, each once, the newest first in both."""
+    """The runs below ./saferun-runs, and those in the index or without files, each once, the newest first in both."""
     seen: set[str] = set()
     entries = read_index(index_path(os.environ))
     ids = {entry.path: entry.run_id for entry in reversed(entries)}

@@ -15,7 +15,7 @@ from saferun.linux.ownership import NotOursError
 from saferun.linux.scratch import Scratch, logs_id
 from saferun.model import JsonObject
 
-BASE = "saferun_runs"
+BASE = "saferun-runs"
 _LONGEST_NAME = 128
 _WHAT_REMAINS = "what files do not keep is on the console, unless it is redirected to them alone (-r)"
 _THEIRS_HINT = "pass --run-dir DIRECTORY to keep files elsewhere, or --run-dir none to keep none"

@@ -17,7 +17,7 @@ from saferun.text.secret_names import is_secret
 
 # What holds where an option is left out, of those whose default is not a value.
 _WHERE_NONE_IS_GIVEN = {
-    "run_dir": "saferun_runs/<time>-<id>",
+    "run_dir": "saferun-runs/<time>-<id>",
     "prefix": "[{host}:{rank}] ",
     "shutdown_timeout": "30",
     "nic": "auto",

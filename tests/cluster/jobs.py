@@ -208,7 +208,7 @@ class Job:
     @property
     def reports(self) -> list[dict[str, Any]]:
         """The reports of whole jobs, as opposed to those that each host keeps."""
-        return [json.loads(path.read_text()) for path in self.folder.glob("saferun_runs/[0-9]*/report.json")]
+        return [json.loads(path.read_text()) for path in self.folder.glob("saferun-runs/[0-9]*/report.json")]
 
 
 def start(

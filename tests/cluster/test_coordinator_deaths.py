@@ -84,7 +84,7 @@ def test_with_one_saferun_a_rank_all_of_a_host_come_to_its_successor(cluster: Cl
     (coordinator,) = filter(is_coordinator, hosts[1].pids(r"coordinator/__main__\.py"))
     hosts[1].kill(coordinator)
     job.until(lambda: job.saferun_said(f"saferun: {REPLACED}"), "another one takes its place")
-    logs = list(tmp_path.glob("saferun_runs/[0-9]*/node2/events*.jsonl"))
+    logs = list(tmp_path.glob("saferun-runs/[0-9]*/node2/events*.jsonl"))
     assert len(logs) == 2
     job.until(lambda: all("CoordinatorReplaced" in log.read_text() for log in logs), "both tasks go on")
     time.sleep(HOST_TIMEOUT_S + KNOCK_S)

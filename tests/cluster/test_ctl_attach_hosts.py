@@ -70,12 +70,12 @@ def test_a_debugger_on_the_second_host_is_used_there_and_no_host_reports_a_hang(
         terminal.type(b"p secret + 1000\r")
         until(lambda: "\n1041\r\n" in terminal.text, "the debugger answers")
         job.hear("slept", 3)
-        events = "".join(path.read_text() for path in tmp_path.glob("saferun_runs/latest/*/events.jsonl"))
+        events = "".join(path.read_text() for path in tmp_path.glob("saferun-runs/latest/*/events.jsonl"))
         assert "HangSuspected" not in events
         terminal.type(b"c\r")
         job.hear("went_on", 1)
     assert set(job.finish()) == {1}, job.story("wrong exit code")
-    events = "".join(path.read_text() for path in tmp_path.glob("saferun_runs/latest/*/events.jsonl"))
+    events = "".join(path.read_text() for path in tmp_path.glob("saferun-runs/latest/*/events.jsonl"))
     assert "HangSuspected" in events
     assert_nothing_left(cluster)
 

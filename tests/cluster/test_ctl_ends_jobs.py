@@ -38,7 +38,7 @@ CHECKPOINTS = SAVES.replace("SIGTERM", "SIGUSR1")
 
 def has_control_sockets(folder: Path, hosts: int) -> bool:
     """Whether all saferuns of the newest run can be asked."""
-    found = [*folder.glob("saferun_runs/latest/run*.json"), *folder.glob("saferun_runs/latest/*/run*.json")]
+    found = [*folder.glob("saferun-runs/latest/run*.json"), *folder.glob("saferun-runs/latest/*/run*.json")]
     contents: list[dict[str, Any]] = []
     for path in found:
         try:
@@ -65,7 +65,7 @@ def test_stop_on_any_host_gives_all_ranks_sigterm(cluster: Cluster, tmp_path: Pa
     assert "exit code 143" in ask(hosts[asked], tmp_path, "stop", "latest")
     assert set(job.finish()) == {143}, job.story("wrong exit code")
     job.hear("saved", 4)
-    report = json.loads((tmp_path / "saferun_runs" / "latest" / "report.json").read_text())
+    report = json.loads((tmp_path / "saferun-runs" / "latest" / "report.json").read_text())
     assert report["run"]["outcome"] == "stopped"
     assert report["incidents"][-1]["headline"].startswith("stopped by saferunctl stop by ")
     assert_nothing_left(cluster)

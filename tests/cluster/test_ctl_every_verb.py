@@ -86,4 +86,4 @@ def test_each_host_answers_about_a_job_that_lives_and_one_that_has_ended(
         what = refused(host, tmp_path, *arguments)
         assert ("has ended: stopped" if end == "stopped" else "can be reached from here") in what
     ask(host, tmp_path, "clean", "--keep", "0")
-    assert bool(list((tmp_path / "saferun_runs").glob("[0-9]*"))) == (end == "lost")
+    assert bool(list((tmp_path / "saferun-runs").glob("[0-9]*"))) == (end == "lost")

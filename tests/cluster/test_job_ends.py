@@ -43,8 +43,8 @@ def test_scancel_leaves_time_for_evidence_and_report(make_cluster: MakeCluster, 
     assert (report["run"]["outcome"], report["run"]["exit_code"]) == ("stopped", 1)
     assert sorted(rank for group in incident["wait_groups"] for rank in group["ranks"]) == list(range(6))
     # Those of each host, too, and Slurm has killed nobody before they were written.
-    assert len(list(tmp_path.glob("saferun_runs/[0-9]*/node[23]/report.json"))) == 2
-    events = list(tmp_path.glob("saferun_runs/[0-9]*/node*/events*.jsonl"))
+    assert len(list(tmp_path.glob("saferun-runs/[0-9]*/node[23]/report.json"))) == 2
+    events = list(tmp_path.glob("saferun-runs/[0-9]*/node*/events*.jsonl"))
     assert len(events) == 3 * tasks
     assert all('"state": "done"' in path.read_text() for path in events)
 

@@ -34,5 +34,5 @@ def test_sixty_four_hosts_form_a_job_fail_and_name_the_failing_rank(make_cluster
     (incident,) = report["incidents"]
     assert incident["cause"]["ranks"] == [62]
     assert len(incident["hosts"]) == HOSTS
-    assert len(list(tmp_path.glob("saferun_runs/[0-9]*/node*/events.jsonl"))) == HOSTS
+    assert len(list(tmp_path.glob("saferun-runs/[0-9]*/node*/events.jsonl"))) == HOSTS
     assert_nothing_left(cluster)

@@ -94,7 +94,7 @@ def test_two_runs_of_two_hosts_are_compared(cluster: Cluster, tmp_path: Path) ->
     for options in ((), ("--max-restarts", "2")):
         job = start(cluster, Way("by_hand"), tmp_path, "print('x')", *options, hosts=cluster.hosts[:2])
         assert set(job.finish()) == {0}, job.story("failed")
-    found = (tmp_path / "saferun_runs").glob("[0-9]*")
+    found = (tmp_path / "saferun-runs").glob("[0-9]*")
     # Two runs of the same second are in no order by name.
     runs = sorted(found, key=lambda path: json.loads((path / "run.json").read_text(encoding="utf-8"))["started_at"])
     names = [path.name for path in runs]
@@ -143,7 +143,7 @@ def test_four_hosts_are_listed_read_compared_reported_and_removed(cluster: Clust
     page = (tmp_path / "page.html").read_text()
     assert all(f"node{number}" in page for number in (1, 2, 3, 4))
 
-    found = (tmp_path / "saferun_runs").glob("[0-9]*")
+    found = (tmp_path / "saferun-runs").glob("[0-9]*")
     # Two runs of the same second are in no order by name.
     runs = sorted(found, key=lambda path: json.loads((path / "run.json").read_text(encoding="utf-8"))["started_at"])
     names = [path.name for path in runs]

@@ -64,6 +64,6 @@ def test_a_host_whose_munged_hangs_has_the_job_run_unsigned(cluster: Cluster, tm
     assert set(job.finish()) == {0}, job.story("failed")
     said = job.saferun_said("saferun: warning: messages between the hosts are not signed")
     assert said == ["saferun: warning: messages between the hosts are not signed: node3 did not take the secret"]
-    (run,) = tmp_path.glob("saferun_runs/[0-9]*")
+    (run,) = tmp_path.glob("saferun-runs/[0-9]*")
     assert [by for _, by, _ in signed_by(run)] == [""] * 4
     assert [why for _, _, why in signed_by(run) if why.startswith("munge")] == ["munge: unmunge did not end within 3 s"]

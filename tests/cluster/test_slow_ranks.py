@@ -68,13 +68,13 @@ def in_step(cluster: Cluster, folder: Path, slow: int, factor: float) -> Job:
 
 def run_json(folder: Path) -> dict[str, object]:
     """What run.json of the leader has."""
-    found = [json.loads(path.read_text()) for path in folder.glob("saferun_runs/*/run.json")]
+    found = [json.loads(path.read_text()) for path in folder.glob("saferun-runs/*/run.json")]
     return next((one for one in found if one["slow_ranks"]), found[0])
 
 
 def waits(folder: Path) -> dict[str, object]:
     """What ``saferunctl status`` shows."""
-    for path in folder.glob("saferun_runs/*/waits.json"):
+    for path in folder.glob("saferun-runs/*/waits.json"):
         table: dict[str, object] = json.loads(path.read_text())
         return table
     return {}

@@ -37,7 +37,7 @@ needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="no str
 
 def traced(folder: Path) -> set[str]:
     """The directories of the ranks that strace has written into."""
-    return {path.parent.name for path in folder.glob("saferun_runs/*/*/attempt_0/rank_*/strace.txt")}
+    return {path.parent.name for path in folder.glob("saferun-runs/*/*/attempt_0/rank_*/strace.txt")}
 
 
 @needs_strace

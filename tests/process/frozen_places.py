@@ -56,7 +56,7 @@ class Frozen:
     def runs(self) -> Path:
         """Where run directories are, as this process sees them, whatever is frozen."""
         below = "run below" in self._parts
-        return self.folder / "job" / "saferun_runs" / "latest" if below else self.folder / "files"
+        return self.folder / "job" / "saferun-runs" / "latest" if below else self.folder / "files"
 
     def options(self) -> Sequence[str]:
         """Options of saferun."""

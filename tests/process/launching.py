@@ -216,7 +216,7 @@ class Job:
     @property
     def run_dir(self) -> Path:
         """The newest run directory in the default place."""
-        return self.folder / "job" / "saferun_runs" / "latest"
+        return self.folder / "job" / "saferun-runs" / "latest"
 
     def events(self) -> list[dict[str, Any]]:
         """What the run directory says has happened, as far as it is written."""
@@ -328,7 +328,7 @@ class Job:
     def scratch_folders(self) -> list[Path]:
         """Where saferun puts private directories for sockets, and for files while ``TMPDIR`` cannot be used."""
         found = []
-        for path in (self.folder / "job" / "saferun_runs").glob("*/run.json"):
+        for path in (self.folder / "job" / "saferun-runs").glob("*/run.json"):
             with contextlib.suppress(OSError, ValueError):
                 name = f"saferun-{json.loads(path.read_text())['run_id']}"
                 found += [Path(directory) / name for directory in ("/tmp", "/var/tmp", "/dev/shm", self.folder / "job")]

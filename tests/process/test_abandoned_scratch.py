@@ -67,7 +67,7 @@ def test_where_other_hosts_may_use_it_nothing_is_removed(base: Path, monkeypatch
     assert path.exists()
 
 
-@pytest.mark.parametrize("name", ["saferun-0123", "saferun_runs", "saferun-0123456789abcdeg", f"x{NAME}", f"{NAME}0"])
+@pytest.mark.parametrize("name", ["saferun-0123", "saferun-runs", "saferun-0123456789abcdeg", f"x{NAME}", f"{NAME}0"])
 def test_other_names_are_not_touched(base: Path, name: str) -> None:
     path = make(base, name)
     assert remove_abandoned() == []

@@ -114,7 +114,7 @@ def assert_refused(job: Job, exit_code: int, names: str) -> None:
     assert job.out == ""
     assert not job.said("ran")
     if exit_code == 2 or not job.run_dir.exists():
-        assert not (job.folder / "job" / "saferun_runs").exists()
+        assert not (job.folder / "job" / "saferun-runs").exists()
     else:
         # The launch had begun when the environment refused: what it left is whole.
         assert (job.run_dir / "run.json").exists()
@@ -178,7 +178,7 @@ def test_questions_are_answered_on_stdout_and_begin_nothing(tmp_path: Path, opti
         assert job.wait() == 0
         assert job.err == ""
         assert "saferun" in job.out
-        assert not (tmp_path / "job" / "saferun_runs").exists()
+        assert not (tmp_path / "job" / "saferun-runs").exists()
 
 
 @pytest.mark.parametrize("limit", [8, 10, 12])

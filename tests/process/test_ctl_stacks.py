@@ -140,7 +140,7 @@ def test_what_is_left_of_a_run_is_found_without_its_supervisor() -> None:
     ("target", "processes", "what", "hint"),
     [
         ("4711", JOB, "there is no process 4711", "ps"),
-        ("latest", JOB, "there is no saferun_runs/latest here", "name a pid"),
+        ("latest", JOB, "there is no saferun-runs/latest here", "name a pid"),
         ("banana", JOB, "'banana' is no process, no run directory", "name a pid"),
         ("", JOB, "'' is no process", "name a pid"),
         ("9" * 5000, JOB, "is no process, no run", "name a pid"),
@@ -180,20 +180,20 @@ def test_a_word_that_means_nothing_is_explained(
 
 
 def run_directory(folder: Path, content: str) -> Path:
-    path = folder / "saferun_runs" / "20260101-120000-012345"
+    path = folder / "saferun-runs" / "20260101-120000-012345"
     path.mkdir(parents=True)
     (path / "run.json").write_text(content)
     (path.parent / "latest").symlink_to(path.name)
     return path
 
 
-@pytest.mark.parametrize("target", ["latest", "20260101-120000-012345", "saferun_runs/latest", "{path}"])
+@pytest.mark.parametrize("target", ["latest", "20260101-120000-012345", "saferun-runs/latest", "{path}"])
 def test_a_run_is_named_by_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
     path = run_directory(tmp_path, json.dumps({"run_id": RUN_ID}))
     monkeypatch.chdir(tmp_path)
     scene = find_scene(target.format(path=path), JOB)
     assert scene.targets == RANKS
-    assert scene.title == "run saferun_runs/20260101-120000-012345"
+    assert scene.title == "run saferun-runs/20260101-120000-012345"
 
 
 def test_a_run_that_has_ended_leads_to_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,7 @@ def test_a_run_that_has_ended_leads_to_its_report(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError) as raised:
         find_scene("latest", JOB)
-    assert raised.value.hint == "see saferun_runs/20260101-120000-012345/report.txt"
+    assert raised.value.hint == "see saferun-runs/20260101-120000-012345/report.txt"
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "\0", "[" * 99999])
@@ -392,7 +392,7 @@ def test_a_process_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
 
 
 def test_without_a_run_there_is_nothing_to_show(tmp_path: Path) -> None:
-    assert refusal(cwd=tmp_path)[0] == "there is no saferun_runs/latest here, and no other run"
+    assert refusal(cwd=tmp_path)[0] == "there is no saferun-runs/latest here, and no other run"
 
 
 def test_a_psutil_that_cannot_be_imported_is_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,7 +474,7 @@ def test_a_launch_is_shown_by_its_directory_its_id_and_its_pid(tmp_path: Path) -
         job.release("end")
         assert job.wait() == 0
     what, _ = refusal(cwd=tmp_path / "job")
-    assert "no rank of run saferun_runs/" in what
+    assert "no rank of run saferun-runs/" in what
     assert what.endswith("lives on this host")
 
 

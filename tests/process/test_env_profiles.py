@@ -287,7 +287,7 @@ def test_an_unknown_profile_is_refused_with_the_nearest_one(folder: Path, place:
         what, hint = two_lines(job.err)
         assert what == "no env profile is named 'produktion'"
         assert hint == "did you mean production?"
-        assert not (job.folder / "job" / "saferun_runs").exists()
+        assert not (job.folder / "job" / "saferun-runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_what_cannot_be_set_is_refused(folder: Path, options: Sequence[str], wor
     with launch(folder, *options) as job:
         assert job.wait() == 2
         assert word in two_lines(job.err)[0]
-        assert not (job.folder / "job" / "saferun_runs").exists()
+        assert not (job.folder / "job" / "saferun-runs").exists()
 
 
 def test_a_broken_profile_is_refused_with_file_and_line(tmp_path: Path, folder: Path) -> None:

@@ -182,7 +182,7 @@ def test_no_race_for_a_file_of_the_user_s_processes_on_other_hosts_is_lost(direc
     parent = directory / "project"
     parent.mkdir()
     parent.chmod(0o777)
-    runs = parent / "saferun_runs"
+    runs = parent / "saferun-runs"
     with Attacker(partial(exchange_runs, directory=parent, runs=runs, home=home)):
         for number in range(MANY):
             try:

@@ -122,30 +122,30 @@ await_release("end")
         assert job.wait() == 0
 
 
-@pytest.mark.parametrize("reads", ["in a thread", "now and then"])
-def test_what_is_typed_reaches_a_rank_that_is_not_seen_to_wait_for_it(tmp_path: Path, reads: str) -> None:
-    """"Press Enter to stop the training": a thread waits for it, or each step of the first rank looks for it."""
-    program = f"""
+LOOKS_FOR_INPUT = """
 from rank import *
 import select, threading
-READS = {reads!r}
-""" + """
+reads = sys.argv[1]
 def read():
     tell("read " + sys.stdin.readline().strip())
-if RANK == 1 and READS == "in a thread":
+if RANK == 1 and reads == "thread":
     threading.Thread(target=read, daemon=True).start()
 tell("ready")
-if RANK == 0 and READS == "now and then":
+if RANK == 0 and reads == "steps":
     while not select.select([sys.stdin], [], [], 0)[0]:
         time.sleep(0.05)
     read()
 await_release("end")
 """
-    with on_terminal(tmp_path, program, nproc=2) as (job, terminal):
+
+
+@pytest.mark.parametrize(("reads", "reader"), [("thread", 1), ("steps", 0)])
+def test_what_is_typed_reaches_a_rank_that_is_not_seen_to_wait_for_it(tmp_path: Path, reads: str, reader: int) -> None:
+    """As Enter that ends a training early: a thread waits for it, or each step of the first rank looks for it."""
+    with on_terminal(tmp_path, LOOKS_FOR_INPUT, nproc=2, arguments=[reads]) as (job, terminal):
         job.hear("ready", 2)
         terminal.type(b"stop\n")
-        (said,) = job.hear("read stop")
-        assert said.rank == (1 if reads == "in a thread" else 0)
+        assert [said.rank for said in job.hear("read stop")] == [reader]
         job.release("end")
         assert job.wait() == 0
         assert "has the keyboard" not in terminal.text

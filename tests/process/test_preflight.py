@@ -68,7 +68,7 @@ def test_with_preflight_only_a_table_is_all_there_is(tmp_path: Path, options: tu
         assert not job.said("ran")
         assert "shared_memory" in job.out
         assert ("nosuch0" in job.out) == bool(options)
-        assert not (tmp_path / "job" / "saferun_runs").exists()
+        assert not (tmp_path / "job" / "saferun-runs").exists()
 
 
 NOBODY_READS_IT = {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0", "TP_SOCKET_IFNAME": "ib0"}

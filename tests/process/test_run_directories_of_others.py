@@ -69,9 +69,9 @@ def test_a_host_s_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (f"mkdir saferun_runs; chown {SOMEBODY} saferun_runs", f"it belongs to user {SOMEBODY}"),
-        (f"mkdir mine; ln -s mine saferun_runs; chown -h {SOMEBODY} saferun_runs", f"it belongs to user {SOMEBODY}"),
-        (f"mkdir theirs; chown {SOMEBODY} theirs; ln -s theirs saferun_runs", f"it belongs to user {SOMEBODY}"),
+        (f"mkdir saferun-runs; chown {SOMEBODY} saferun-runs", f"it belongs to user {SOMEBODY}"),
+        (f"mkdir mine; ln -s mine saferun-runs; chown -h {SOMEBODY} saferun-runs", f"it belongs to user {SOMEBODY}"),
+        (f"mkdir theirs; chown {SOMEBODY} theirs; ln -s theirs saferun-runs", f"it belongs to user {SOMEBODY}"),
     ],
     ids=["a directory of theirs", "a link of theirs", "a link to a directory of theirs"],
 )
@@ -86,14 +86,14 @@ def test_where_the_default_place_is_somebody_else_s_the_job_runs_without_files(
         assert what.startswith("saferun: no run directory: ")
         assert words in what
         assert hint.startswith("hint: pass --run-dir DIRECTORY")
-        for name in ("saferun_runs", "mine", "theirs"):
+        for name in ("saferun-runs", "mine", "theirs"):
             path = tmp_path / "job" / name
             assert not path.exists() or os.listdir(path) == []
 
 
 def test_a_link_of_the_user_s_own_leads_to_where_runs_are_kept(tmp_path: Path) -> None:
     """To another disk, say."""
-    with running(tmp_path, HELLO, before=prepared("mkdir elsewhere; ln -s elsewhere saferun_runs"), store=False) as job:
+    with running(tmp_path, HELLO, before=prepared("mkdir elsewhere; ln -s elsewhere saferun-runs"), store=False) as job:
         assert job.wait() == 0
         assert not job.err
         assert (tmp_path / "job" / "elsewhere" / "latest" / "run.json").exists()
@@ -103,7 +103,7 @@ def test_what_a_launch_leaves_is_for_its_user_alone(tmp_path: Path) -> None:
     program = "import sys\nprint('hello')\nprint('oh', file=sys.stderr)\nsys.exit(3)\n"
     with running(tmp_path, program, nproc=2, before=prepared("umask 022"), store=False) as job:
         assert job.wait() != 0
-        top = tmp_path / "job" / "saferun_runs"
+        top = tmp_path / "job" / "saferun-runs"
         found = [top, *top.rglob("*")]
         names = {path.name for path in found}
         assert {"stdout.log", "stderr.log", "events.jsonl", "run.json", "report.json", "report.txt"} <= names

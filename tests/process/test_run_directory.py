@@ -26,7 +26,7 @@ def assert_one_warning(text: str) -> None:
 
 def test_a_file_in_place_of_the_run_directory_is_a_warning(tmp_path: Path) -> None:
     program = "from rank import *\nprint('done')"
-    before = ["sh", "-c", 'touch saferun_runs; exec "$@"', "sh"]
+    before = ["sh", "-c", 'touch saferun-runs; exec "$@"', "sh"]
     with running(tmp_path, program, nproc=2, before=before, store=False) as job:
         assert job.wait() == 0
         assert job.out.count("done") == 2
@@ -84,7 +84,7 @@ def test_a_run_directory_that_is_removed_under_a_running_job_is_no_failure(tmp_p
     with running(tmp_path, program, "--max-restarts", "1", store=False) as job:
         path = "*/attempt_0/rank_0/stdout.log"
         until(lambda: "one" in job.out and any(job.run_dir.glob(path)), "the rank runs, and its file is there")
-        subprocess.run(["rm", "-r", str(tmp_path / "job" / "saferun_runs")], check=True)
+        subprocess.run(["rm", "-r", str(tmp_path / "job" / "saferun-runs")], check=True)
         job.release("end")
         assert job.wait() == 0
         assert job.out.count("two") == 2
@@ -172,7 +172,7 @@ def test_a_launch_leaves_its_run_directory_and_nothing_else(tmp_path: Path, prog
         assert (tmp_path / "listing").read_text().split() == ["/dev/shm:", "/mnt:"]
         assert sorted(path.name for path in (tmp_path / "job").iterdir() if path.name != "__pycache__") == [
             "rank.py",
-            "saferun_runs",
+            "saferun-runs",
             "train.py",
         ]
 
@@ -186,10 +186,10 @@ def test_two_launches_in_one_directory_keep_their_files_apart(tmp_path: Path) ->
         )
         assert again.stdout
         runs = [
-            path for path in (tmp_path / "job" / "saferun_runs").iterdir() if not path.is_symlink() and path.is_dir()
+            path for path in (tmp_path / "job" / "saferun-runs").iterdir() if not path.is_symlink() and path.is_dir()
         ]
         assert len(runs) == 2
-        assert (tmp_path / "job" / "saferun_runs" / ".gitignore").read_text() == "*\n"
+        assert (tmp_path / "job" / "saferun-runs" / ".gitignore").read_text() == "*\n"
 
 
 def test_nothing_is_skipped_on_the_console_where_no_file_keeps_it(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_a_directory_that_is_moved_while_it_is_used_is_not_made_anew(tmp_path: P
     program = "from rank import *\nprint('before')\ntell('ran')\nawait_release('end')\nprint('after')"
     with running(tmp_path, program, store=False) as job:
         job.hear("ran")
-        logs = "saferun_runs/2*/*/attempt_0/rank_0/stdout.log"
+        logs = "saferun-runs/2*/*/attempt_0/rank_0/stdout.log"
         until(lambda: [log for log in (tmp_path / "job").glob(logs) if log.read_bytes()], "its output is kept")
         (tmp_path / "job").rename(tmp_path / "moved")
         job.release("end")

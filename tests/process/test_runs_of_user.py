@@ -82,7 +82,7 @@ def test_without_room_for_the_index_nothing_else_is_missing(tmp_path: Path, plac
 
 def test_many_runs_are_one_line_at_the_end(tmp_path: Path) -> None:
     """It names the command that removes old ones."""
-    base = tmp_path / "job" / "saferun_runs"
+    base = tmp_path / "job" / "saferun-runs"
     before = ["sh", "-c", f'for i in $(seq -w 200); do mkdir -p "{base}/20200101-000000-000$i"; done; exec "$@"', "sh"]
     with running(tmp_path, QUICK, before=before, store=False) as job:
         assert job.wait() == 0
@@ -93,7 +93,7 @@ def test_many_runs_are_one_line_at_the_end(tmp_path: Path) -> None:
 
 def test_old_runs_are_removed_if_asked_for_and_none_that_lives(tmp_path: Path) -> None:
     """At the end of a short launch, by the writer process."""
-    base = tmp_path / "job" / "saferun_runs"
+    base = tmp_path / "job" / "saferun-runs"
     with running(tmp_path, STAY, store=False) as living:
         living.hear("ready")
         until((living.run_dir / "run.json").exists, "the run is described")

@@ -68,7 +68,7 @@ def _share() -> Iterator[Share]:
 @pytest.fixture(name="base")
 def _base(tmp_path: Path) -> str:
     """Where the run directories of all hosts are."""
-    return str(tmp_path / "saferun_runs")
+    return str(tmp_path / "saferun-runs")
 
 
 # -------------------------------------------------------------------------------------------------------- the two ways
@@ -119,8 +119,8 @@ def test_without_a_channel_there_is_no_offer(share: Share) -> None:
 
 def test_a_directory_that_cannot_be_had_is_no_channel(share: Share, tmp_path: Path) -> None:
     """A file is in its place."""
-    (tmp_path / "saferun_runs").write_text("")
-    offer = share().offer(SECRET, *NAMES, 300, str(tmp_path / "saferun_runs"))
+    (tmp_path / "saferun-runs").write_text("")
+    offer = share().offer(SECRET, *NAMES, 300, str(tmp_path / "saferun-runs"))
     assert (offer["text"], offer["made"]) == ("", None)
     assert "the run directory: Not a directory" in offer["why"]
 

@@ -49,7 +49,7 @@ def run(folder: Path, *words: str, path: tuple[str, ...] = (), **environ: str) -
 
 def has_run(folder: Path) -> bool:
     """Whether it was saferun."""
-    return (folder / "saferun_runs" / "latest").exists()
+    return (folder / "saferun-runs" / "latest").exists()
 
 
 def told(done: subprocess.CompletedProcess[str]) -> list[list[object]]:
@@ -98,7 +98,7 @@ def test_torch_distributed_launch_gives_scripts_their_local_rank(folder: Path) -
     assert done.returncode == 0, done.stderr
     assert has_run(folder)
     assert [row[0] for row in told(done)] == [["--local-rank=0", "x"], ["--local-rank=1", "x"]]
-    settings = json.loads((folder / "saferun_runs" / "latest" / "run.json").read_text())["settings"]
+    settings = json.loads((folder / "saferun-runs" / "latest" / "run.json").read_text())["settings"]
     assert settings["max_restarts"]["value"] == 1
     assert [row[0] for row in told(run(folder, *words, "--use-env", "train.py", "x"))] == [["x"], ["x"]]
 

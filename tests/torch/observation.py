@@ -44,7 +44,7 @@ def observe(job: Path, port: int, launchers: set[int], *, lines: bool, events: b
     seen = console(job, lines=lines, events=events)
     seen |= records(job, port, launchers)
     seen |= log_folder(job)
-    seen["working folder"] = sorted(set(os.listdir(job / "work")) - {"saferun_runs"})
+    seen["working folder"] = sorted(set(os.listdir(job / "work")) - {"saferun-runs"})
     seen["launcher's error file"] = error_report(job / "report.json", job)
     return seen
 

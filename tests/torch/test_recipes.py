@@ -52,7 +52,7 @@ def test_a_tool_trains_under_saferun_and_its_failure_is_named(tmp_path: Path, pa
     assert done.stdout.count("trained on rank 0 of 2") == done.stdout.count("trained on rank 1 of 2") == 1
     failed = run(tmp_path, *command, "1")
     assert failed.returncode == 1
-    report = json.loads((tmp_path / "saferun_runs" / "latest" / "report.json").read_text())
+    report = json.loads((tmp_path / "saferun-runs" / "latest" / "report.json").read_text())
     assert report["incidents"][-1]["first_failure"]["rank"] == 1
     assert "this rank was asked to fail" in failed.stderr
 
@@ -68,7 +68,7 @@ def test_a_tool_that_calls_torchrun_gets_the_shim(tmp_path: Path) -> None:
     done = run(tmp_path, "torchrun", "--nproc_per_node=2", script, PATH=path, SAFERUN_PREFLIGHT="off")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained on rank") == 2
-    assert (tmp_path / "saferun_runs" / "latest").exists()
+    assert (tmp_path / "saferun-runs" / "latest").exists()
 
 
 @pytest.mark.slow
@@ -93,5 +93,5 @@ def test_a_tool_that_runs_torchs_launcher_in_its_own_process_becomes_saferun(
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained on rank 0 of 2") == done.stdout.count("trained on rank 1 of 2") == 1
     assert run(tmp_path, *tool, script, "1", **environ).returncode == 1
-    report = json.loads((tmp_path / "saferun_runs" / "latest" / "report.json").read_text())
+    report = json.loads((tmp_path / "saferun-runs" / "latest" / "report.json").read_text())
     assert report["incidents"][-1]["first_failure"]["rank"] == 1

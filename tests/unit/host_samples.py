@@ -126,7 +126,7 @@ def host_evidence(
             RankOutput(
                 rank - ranks[0],
                 tuple(told.get(rank, ())),
-                f"saferun_runs/7/node{host + 1}/attempt_0/rank_{rank}/stderr.log",
+                f"saferun-runs/7/node{host + 1}/attempt_0/rank_{rank}/stderr.log",
                 "",
                 0.0,
             )

@@ -207,6 +207,6 @@ ROWS = (
         "bare",
         "neither HOME nor TMPDIR, a working directory that cannot be written",
         each(lambda _, n: f"unset HOME TMPDIR USER LOGNAME; cd /proc/1; {STATIC} --node-rank {n} {{script}}", 3),
-        right=Right(r"node\d: no run directory: /proc/1/saferun_runs", codes=0, end_s=90, sentences=1, hints=0),
+        right=Right(r"node\d: no run directory: /proc/1/saferun-runs", codes=0, end_s=90, sentences=1, hints=0),
     ),
 )

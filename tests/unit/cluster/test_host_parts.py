@@ -260,7 +260,7 @@ def test_a_host_speaks_of_its_own_ranks_only() -> None:
     assert [one.rank for one in merged.capture.collectives] == [3]
     assert [core.rank for core in merged.cores] == [3]
     assert 0 in merged.outputs_by_rank
-    assert merged.outputs_by_rank[0].stderr_path.startswith("saferun_runs/7/node1/")
+    assert merged.outputs_by_rank[0].stderr_path.startswith("saferun-runs/7/node1/")
     assert merged.hang is not None
     assert merged.hang.ranks == (3,)
 
@@ -322,8 +322,8 @@ def test_paths_of_other_hosts_name_them() -> None:
     evidence = host_evidence(1, ends=[ended(3, 2, signum=11)], capture=captured(1), cores=(SEGFAULT,))
     merged = job({0: host_evidence(0, capture=captured(0)), 1: evidence}, hosts=2)
     outputs = merged.outputs_by_rank
-    assert outputs[3].stderr_path == "node2:saferun_runs/7/node2/attempt_0/rank_3/stderr.log"
-    assert outputs[0].stderr_path == "saferun_runs/7/node1/attempt_0/rank_0/stderr.log"
+    assert outputs[3].stderr_path == "node2:saferun-runs/7/node2/attempt_0/rank_3/stderr.log"
+    assert outputs[0].stderr_path == "saferun-runs/7/node1/attempt_0/rank_0/stderr.log"
     assert merged.cores[0].path == "node2:/var/cores/core.4001"
     assert [(note.host, note.path) for note in merged.capture.notes] == [
         ("", "/tmp/x/stacks.json"),

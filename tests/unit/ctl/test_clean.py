@@ -27,8 +27,8 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for number, name in enumerate(NAMES):
-        make_run(tmp_path / "saferun_runs", name, age_s=(len(NAMES) - number) * DAY_S + 60.0)
-    return tmp_path / "saferun_runs"
+        make_run(tmp_path / "saferun-runs", name, age_s=(len(NAMES) - number) * DAY_S + 60.0)
+    return tmp_path / "saferun-runs"
 
 
 def left(base: Path) -> list[str]:
@@ -58,7 +58,7 @@ def test_what_neither_option_keeps_is_removed(base: Path, arguments: tuple[str, 
 def test_a_dry_run_removes_nothing(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ctl.main(["clean", "--keep", "5", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert f"saferun_runs/{NAMES[0]}" in lines[0]
+    assert f"saferun-runs/{NAMES[0]}" in lines[0]
     assert lines[1].startswith("would remove 1 run, ")
     assert ctl.main(["clean", "--keep", "5", "--dry-run", "--json"]) == 0
     (run,) = json.loads(capsys.readouterr().out)["runs"]

@@ -28,10 +28,10 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two runs, alike but for their directories."""
     monkeypatch.chdir(tmp_path)
     for name in (OLD, NEW):
-        path = tmp_path / "saferun_runs" / name
+        path = tmp_path / "saferun-runs" / name
         environment = {"NCCL_DEBUG": "INFO", "TORCH_FR_DUMP_TEMP_FILE": f"{path}/dump", "MASTER_PORT": name}
-        make_run(tmp_path / "saferun_runs", name, **COMMON, environment=environment)
-    return tmp_path / "saferun_runs"
+        make_run(tmp_path / "saferun-runs", name, **COMMON, environment=environment)
+    return tmp_path / "saferun-runs"
 
 
 def change(run: Path, **changes: object) -> None:
@@ -45,8 +45,8 @@ def test_runs_that_were_asked_for_the_same_do_not_differ(capsys: pytest.CaptureF
     """Their directories and ports are always their own."""
     assert ctl.main(["diff", OLD, NEW]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"- saferun_runs/{OLD}",
-        f"+ saferun_runs/{NEW}",
+        f"- saferun-runs/{OLD}",
+        f"+ saferun-runs/{NEW}",
         "",
         "no differences",
     ]

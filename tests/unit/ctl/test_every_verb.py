@@ -72,7 +72,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path / "saferun_runs"
+    return tmp_path / "saferun-runs"
 
 
 def test_the_table_has_every_verb() -> None:
@@ -124,7 +124,7 @@ def test_what_is_no_run_is_a_usage_error(base: Path, capsys: pytest.CaptureFixtu
         # Like those of a run, but without what each of them is made of.
         (path / "notes.txt").write_text("text")
         (path / "node1" / "attempt_0").mkdir(parents=True)
-        (path / "saferun_runs").mkdir()
+        (path / "saferun-runs").mkdir()
     assert main([word.format(run=path) for word in {**ABOUT_ONE, **ABOUT_OTHERS}[verb]]) == 2
     out, err = capsys.readouterr()
     assert out == ""

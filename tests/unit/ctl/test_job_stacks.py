@@ -80,7 +80,7 @@ def stacks(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> JobStacks:
         return Live()
 
     monkeypatch.setattr(job_stacks, "find_live", find)
-    return read_job_stacks(Path("saferun_runs/latest"), native=False)
+    return read_job_stacks(Path("saferun-runs/latest"), native=False)
 
 
 def test_the_ranks_of_all_hosts_are_one_picture(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def leader() -> Iterator[Saferun]:
 def run_of(folder: Path, *saferuns: Saferun) -> Path:
     """A run whose saferuns all live on this host; the first one leads."""
     first, *others = saferuns
-    path = make_run(folder / "saferun_runs", NAME, process=HERE, end=None, control_socket=first.path)
+    path = make_run(folder / "saferun-runs", NAME, process=HERE, end=None, control_socket=first.path)
     content = json.loads((path / "run.json").read_text())
     for number, other in enumerate(others, 2):
         (path / f"node{number}").mkdir()
@@ -211,7 +211,7 @@ def test_the_directory_of_another_user_says_neither_whom_to_ask_nor_where_to_go(
 def ends() -> Iterator[tuple[LiveRun, Socket]]:
     """A connection, and the end of the saferun."""
     own, other = socketpair(AF_UNIX, SOCK_STREAM)
-    live = LiveRun(Path("saferun_runs") / NAME, own, RECORD)
+    live = LiveRun(Path("saferun-runs") / NAME, own, RECORD)
     yield live, other
     live.close()
     other.close()

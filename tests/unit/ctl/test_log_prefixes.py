@@ -22,7 +22,7 @@ DEFAULT = b"[node1:5] "
 
 def prefix_of(folder: Path, prefix: object, *, wanted: str | None = None, rank: int = 5, attempt: int = 0) -> bytes:
     """Of a rank of the first host, whose run.json says this."""
-    path = make_run(folder / "saferun_runs", NAME, prefix=prefix)
+    path = make_run(folder / "saferun-runs", NAME, prefix=prefix)
     placement = {"ranks": [{"local_rank": 0, "rank": 4}, {"local_rank": 1, "rank": 5}]}
     event = {"event": "HostsJoined", "attempt": 0, "placement": placement}
     (path / "node1" / "events.jsonl").write_text(json.dumps(event) + "\n{}\nno JSON\n")
@@ -92,7 +92,7 @@ def test_a_prefix_that_cannot_be_filled_in_is_a_usage_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    make_run(tmp_path / "saferun_runs", NAME)
+    make_run(tmp_path / "saferun-runs", NAME)
     assert ctl.main(["logs", NAME, "--prefix", "{node}"]) == 2
     assert "--prefix '{node}' cannot be filled in" in capfd.readouterr().err
 

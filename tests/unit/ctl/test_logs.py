@@ -67,7 +67,7 @@ class Host:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that has ended."""
     monkeypatch.chdir(tmp_path)
-    return make_run(tmp_path / "saferun_runs", NAME)
+    return make_run(tmp_path / "saferun-runs", NAME)
 
 
 def printed(capfd: pytest.CaptureFixture[str], *arguments: str) -> list[str]:

@@ -29,13 +29,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two runs in the current directory, and one of the index elsewhere."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    make_run(tmp_path / "saferun_runs", OLD)
-    (tmp_path / "saferun_runs" / "latest").symlink_to(make_run(tmp_path / "saferun_runs", NEW).name)
+    make_run(tmp_path / "saferun-runs", OLD)
+    (tmp_path / "saferun-runs" / "latest").symlink_to(make_run(tmp_path / "saferun-runs", NEW).name)
     index = tmp_path / "state" / "saferun" / "runs"
     index.mkdir(parents=True)
     other = make_run(tmp_path / "elsewhere", OTHER)
     (index / "20260103-120000-fedcba9876543210").symlink_to(other)
-    (index / "20260101-120000-abcdef0000000000").symlink_to(tmp_path / "saferun_runs" / OLD)
+    (index / "20260101-120000-abcdef0000000000").symlink_to(tmp_path / "saferun-runs" / OLD)
     (index / "20260104-120000-0000000000000000").symlink_to(tmp_path / "removed")
     return tmp_path
 
@@ -45,8 +45,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("latest", NEW),
         (OLD, OLD),
-        (f"saferun_runs/{OLD}", OLD),
-        ("saferun_runs/latest", NEW),
+        (f"saferun-runs/{OLD}", OLD),
+        ("saferun-runs/latest", NEW),
         ("20260102", NEW),
         ("abcd", OLD),
         ("abcdef00000", OLD),
@@ -72,7 +72,7 @@ def test_a_word_that_means_several_runs_names_them_unless_one_lives(here: Path) 
         find_run("abc")
     assert OLD in error.value.what
     assert NEW in error.value.what
-    make_run(here / "saferun_runs", "20250102-120000-abc999", process=HERE, end=None)
+    make_run(here / "saferun-runs", "20250102-120000-abc999", process=HERE, end=None)
     assert find_run("abc").name == "20250102-120000-abc999"
 
 
@@ -83,7 +83,7 @@ def test_the_latest_run_is_one_that_lives_if_there_is_one(here: Path) -> None:
     (index / "20250101-120000-aaaaaa0000000000").symlink_to(other)
     assert find_run("latest").name == NEW
     assert find_run("latest", living_first=True) == other
-    own = make_run(here / "saferun_runs", "20250102-120000-bbbbbb", process=HERE, end=None)
+    own = make_run(here / "saferun-runs", "20250102-120000-bbbbbb", process=HERE, end=None)
     assert find_run("latest") == find_run("latest", living_first=True) == own
 
 
@@ -92,7 +92,7 @@ def test_the_index_serves_where_there_are_no_runs(here: Path, monkeypatch: pytes
     monkeypatch.chdir(here / "empty")
     assert find_run("latest").name == OTHER
     monkeypatch.setenv("XDG_STATE_HOME", str(here / "no state"))
-    with pytest.raises(UsageError, match="there is no saferun_runs/latest here"):
+    with pytest.raises(UsageError, match="there is no saferun-runs/latest here"):
         find_run("latest")
 
 
@@ -113,12 +113,12 @@ def test_a_verb_that_ends_a_job_takes_no_latest_run_of_another_directory(
     (index / "20260105-120000-aaaaaa0000000000").symlink_to(other)
     assert find_run("latest", living_first=True) == other
     assert find_run("latest", ends=True).name == NEW
-    own = make_run(here / "saferun_runs", "20250102-120000-bbbbbb", process=HERE, end=None)
+    own = make_run(here / "saferun-runs", "20250102-120000-bbbbbb", process=HERE, end=None)
     assert find_run("latest", ends=True) == own
     (here / "empty").mkdir()
     monkeypatch.chdir(here / "empty")
     assert find_run("latest") == other
-    with pytest.raises(UsageError, match="there is no saferun_runs/latest here"):
+    with pytest.raises(UsageError, match="there is no saferun-runs/latest here"):
         find_run("latest", ends=True)
 
 
@@ -165,7 +165,7 @@ def test_what_shows_an_end_takes_a_run_of_this_directory(
     other = make_run(here / "elsewhere", "20260105-120000-aaaaaa", process=HERE, end=None)
     (index / "20260105-120000-aaaaaa0000000000").symlink_to(other)
     assert ctl.main([verb]) == 2
-    assert f"in saferun_runs/{NEW}" in capsys.readouterr().err
+    assert f"in saferun-runs/{NEW}" in capsys.readouterr().err
 
 
 def test_logs_are_of_a_run_here_and_say_so_otherwise(
@@ -175,7 +175,7 @@ def test_logs_are_of_a_run_here_and_say_so_otherwise(
     index = here / "state" / "saferun" / "runs"
     other = make_run(here / "elsewhere", "20260105-120000-aaaaaa", process=HERE, end=None)
     (index / "20260105-120000-aaaaaa0000000000").symlink_to(other)
-    for run, text in ((here / "saferun_runs" / NEW, "ours"), (other, "theirs")):
+    for run, text in ((here / "saferun-runs" / NEW, "ours"), (other, "theirs")):
         log = run / "node1" / "attempt_0" / "rank_0" / "stdout.log"
         log.parent.mkdir(parents=True)
         log.write_text(f"{text}\n")
@@ -183,7 +183,7 @@ def test_logs_are_of_a_run_here_and_say_so_otherwise(
     out, err = capfd.readouterr()
     assert (out, "the output of" in err) == ("ours\n", False)
     (here / "linked").mkdir()
-    (here / "linked" / "saferun_runs").symlink_to(here / "saferun_runs")
+    (here / "linked" / "saferun-runs").symlink_to(here / "saferun-runs")
     monkeypatch.chdir(here / "linked")
     assert ctl.main(["logs", "--prefix", "none"]) == 0
     out, err = capfd.readouterr()
@@ -223,13 +223,13 @@ def test_a_terminal_goes_to_a_running_job_wherever_it_is(
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a link of another user")
 def test_a_link_of_another_user_does_not_choose_the_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may read through it, and ends no job through it."""
-    link = here / "saferun_runs" / "latest"
+    link = here / "saferun-runs" / "latest"
     os.chown(link, 12345, -1, follow_symlinks=False)
     assert find_run("latest").name == NEW
     with pytest.raises(UsageError, match="link of another user"):
-        find_run("saferun_runs/latest", ends=True)
+        find_run("saferun-runs/latest", ends=True)
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
-    with pytest.raises(UsageError, match="saferun_runs/latest leads through a link of another user"):
+    with pytest.raises(UsageError, match="saferun-runs/latest leads through a link of another user"):
         find_run("latest")
 
 
@@ -269,20 +269,20 @@ def test_a_negative_number_of_runs_is_a_usage_error(capsys: pytest.CaptureFixtur
 
 def test_the_list_has_one_line_a_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """State, age, size, directory, and what went wrong or else the command."""
-    make_run(here / "saferun_runs", "20260104-120000-aaaaaa", end=(1, "failed"), headline="rank 1: \x1b[2JKeyError")
+    make_run(here / "saferun-runs", "20260104-120000-aaaaaa", end=(1, "failed"), headline="rank 1: \x1b[2JKeyError")
     assert ctl.main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["failed", "succeeded", "succeeded", "succeeded"]
-    assert lines[0].endswith("saferun_runs/20260104-120000-aaaaaa  rank 1: \\x1b[2JKeyError")
-    assert lines[2].endswith(f"saferun_runs/{NEW}  saferun train.py")
+    assert lines[0].endswith("saferun-runs/20260104-120000-aaaaaa  rank 1: \\x1b[2JKeyError")
+    assert lines[2].endswith(f"saferun-runs/{NEW}  saferun train.py")
     assert " 60 min " in lines[0]
 
 
 def test_the_list_can_be_restricted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_run(here / "saferun_runs", "20250104-120000-aaaaaa", process=HERE, end=None)
+    make_run(here / "saferun-runs", "20250104-120000-aaaaaa", process=HERE, end=None)
     assert ctl.main(["list", "--running", "--json"]) == 0
     (only,) = json.loads(capsys.readouterr().out)["runs"]
-    assert (only["state"], only["path"]) == ("running", str(here / "saferun_runs" / "20250104-120000-aaaaaa"))
+    assert (only["state"], only["path"]) == ("running", str(here / "saferun-runs" / "20250104-120000-aaaaaa"))
     assert ctl.main(["list", "--here", "-n", "2"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "the newest 2 of 3 (all: -n 0)"
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from saferun.ctl.live_run import LiveRun
 
-RUN = Path("saferun_runs/20260101-120000-abcdef")
+RUN = Path("saferun-runs/20260101-120000-abcdef")
 
 
 class ClosedRun:

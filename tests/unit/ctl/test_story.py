@@ -34,10 +34,10 @@ IGNORED: dict[str, Any] = {
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run of two hosts."""
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "saferun_runs" / "20260101-120000-abcdef"
+    folder = tmp_path / "saferun-runs" / "20260101-120000-abcdef"
     for host in ("node1", "node2"):
         (folder / host).mkdir(parents=True)
-    (tmp_path / "saferun_runs" / "latest").symlink_to(folder)
+    (tmp_path / "saferun-runs" / "latest").symlink_to(folder)
     return folder
 
 
@@ -51,12 +51,12 @@ def test_each_event_is_printed_with_what_followed_from_it(run_dir: Path, capsys:
     exited = f'{clock}  attempt 0  running -> capturing: RankExited(local_rank=1, status={{"code": 3}})'
     captured = "              CaptureEvidence(local_ranks=[0], budget_s=20.0)"
     assert lines == [
-        "saferun_runs/20260101-120000-abcdef/node1/story.jsonl:",
+        "saferun-runs/20260101-120000-abcdef/node1/story.jsonl:",
         f"{clock}  attempt 0  running: StoreServed()  (ignored)",
         exited,
         captured,
         "",
-        "saferun_runs/20260101-120000-abcdef/node2/story.task_1.jsonl:",
+        "saferun-runs/20260101-120000-abcdef/node2/story.task_1.jsonl:",
         exited,
         captured,
     ]

@@ -58,7 +58,7 @@ def test_an_exception_on_another_host_is_shown_with_its_output() -> None:
     found = diagnose(evidence)
     assert cause_of(found).message == "ValueError: bad batch"
     assert found.output is not None
-    assert found.output.stderr_path == "node3:saferun_runs/7/node3/attempt_0/rank_5/stderr.log"
+    assert found.output.stderr_path == "node3:saferun-runs/7/node3/attempt_0/rank_5/stderr.log"
     assert found.tracebacks[0].ranks == (5,)
 
 

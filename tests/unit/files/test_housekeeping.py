@@ -75,7 +75,7 @@ def test_an_answer_that_is_none_is_passed_over(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_runs_are_counted_and_noted(tmp_path: Path) -> None:
-    base = tmp_path / "saferun_runs"
+    base = tmp_path / "saferun-runs"
     for number in range(3):
         make_run(base, f"2026010{number}-120000-abcdef")
     (base / "notes").mkdir()

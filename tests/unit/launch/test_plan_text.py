@@ -86,7 +86,7 @@ def test_every_setting_has_one_line_with_its_origin() -> None:
     assert rows["config"] == ("saferun.yaml", "default (found in the current directory)")
     assert rows["env-profile"] == ("production", "default")
     assert rows["standalone"] == ("False", "default")
-    assert rows["run-dir"] == ("saferun_runs/<time>-<id>", "default")
+    assert rows["run-dir"] == ("saferun-runs/<time>-<id>", "default")
     assert rows["unset"] == rows["rdzv-endpoint"] == ("-", "default")
     assert rows["node-rank"] == ("0", "default")
 

@@ -287,7 +287,7 @@ def test_the_machine_itself_is_in_order() -> None:
     """A check that warns on a healthy machine is a defect."""
     from saferun.preflight.checks.context import CheckContext
 
-    context = CheckContext(nproc=2, environ=dict(os.environ), run_dir="saferun_runs")
+    context = CheckContext(nproc=2, environ=dict(os.environ), run_dir="saferun-runs")
     for check in (check_shared_memory, check_disk, check_memory, check_cpus, check_clock):
         result = check(context)
         assert result.verdict == "ok", result

@@ -34,7 +34,7 @@ ALL_REDUCE = Frame("all_reduce", f"{SITE}/distributed/distributed_c10d.py", 3205
 IN_ALL_REDUCE = (MODULE, MAIN, STEP, Frame("wrapper", f"{SITE}/distributed/c10d_logger.py", 83), ALL_REDUCE)
 IN_LOAD = (MODULE, MAIN, LOAD)
 IN_LOADER = (*IN_LOAD, Frame("_try_get_data", f"{SITE}/utils/data/dataloader.py", 1275))
-FILES = "saferun_runs/7"
+FILES = "saferun-runs/7"
 
 
 def dead(rank: int, *, code: int | None = None, signum: int | None = None) -> RankEnd:
@@ -131,7 +131,7 @@ def evidence_of(count: int = 8) -> Evidence:
             collectives=tuple(recorder_of(rank, 4 if rank == 3 else 5, count) for rank in range(count)),
             host_lines=("GPU 0: 40 GiB of 80 GiB in use",),
             notes=(
-                CaptureNote("py_spy", 0, 4000, "saferun_runs/7/node1/attempt_0/hang_1/rank_0.py_spy.json", 0.03),
+                CaptureNote("py_spy", 0, 4000, "saferun-runs/7/node1/attempt_0/hang_1/rank_0.py_spy.json", 0.03),
                 CaptureNote("gpu", -1, 0, "", 0.2, "no NVIDIA driver"),
             ),
             timed_out=("strace of rank 5",),
@@ -226,7 +226,7 @@ LOST = ("RuntimeError: [gloo/transport/tcp/pair.cc:538] Read error [10.0.0.2]:40
 
 def output_of(rank: int, lines: Sequence[str]) -> RankOutput:
     """What a rank wrote to stderr."""
-    path = f"saferun_runs/7/node1/attempt_0/rank_{rank}/stderr.log"
+    path = f"saferun-runs/7/node1/attempt_0/rank_{rank}/stderr.log"
     return RankOutput(rank, tuple(lines), path, "", 0.0)
 
 

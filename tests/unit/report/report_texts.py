@@ -22,7 +22,7 @@ def diagnosis_of(output: RankOutput | None = None, headline: str = HEADLINE) -> 
     return Diagnosis(headline, dead(1, code=1), output, (), (), ())
 
 
-def text_of(diagnosis: Diagnosis, *, files: str | None = "saferun_runs/1", restarting: bool = False) -> list[str]:
+def text_of(diagnosis: Diagnosis, *, files: str | None = "saferun-runs/1", restarting: bool = False) -> list[str]:
     return failure_text(diagnosis, files=files, attempt=0, max_restarts=3, restarting=restarting)
 
 

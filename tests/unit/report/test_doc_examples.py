@@ -111,7 +111,7 @@ def exception_in_one_rank() -> Evidence:
         "[rank2]:     work.wait()",
         "[rank2]: RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:12688",
     )
-    path = "saferun_runs/20261123-054927-28cf86/vm/attempt_0/rank_3/stderr.log"
+    path = "saferun-runs/20261123-054927-28cf86/vm/attempt_0/rank_3/stderr.log"
     end = RankEnd(3, 3, 29653, ExitStatus(1, None), 103.9, 1.7e9, stopped_by_us=False, clock="05:49:30")
     return evidence_with(
         4,
@@ -135,12 +135,12 @@ def exception_in_one_rank() -> Evidence:
 def printed_hang() -> list[str]:
     evidence = hang_of_a_worker()
     assert evidence.hang is not None
-    files = "saferun_runs/20261122-132849-fd892c"
+    files = "saferun-runs/20261122-132849-fd892c"
     return hang_text(diagnose(evidence), evidence.hang, host="vm", files=files, on_hang="report", count=1, next_s=15.0)
 
 
 def printed_crash() -> list[str]:
-    files = "saferun_runs/20261123-054927-28cf86"
+    files = "saferun-runs/20261123-054927-28cf86"
     return failure_text(
         diagnose(exception_in_one_rank()),
         files=files,
@@ -156,7 +156,7 @@ def printed_examples_of_the_report() -> list[list[str]]:
     crash = failure_text(SEGFAULT, files=FILES, attempt=0, max_restarts=0, restarting=False)
     bad_batch = diagnose(failed())
     whole = failure_text(bad_batch, files=FILES, attempt=0, max_restarts=0, restarting=False)
-    peer = peer_text(bad_batch, leader="node1", files="/scratch/saferun_runs/7")
+    peer = peer_text(bad_batch, leader="node1", files="/scratch/saferun-runs/7")
     decisions = [f"saferun: {row.message}" for row in (RETRY, FINISH)]
     return [
         hang,

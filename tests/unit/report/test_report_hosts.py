@@ -24,7 +24,7 @@ from tests.unit.host_samples import IN_LOAD, captured, ended, failed, host_evide
 from tests.unit.report.report_samples import diagnosis_of
 
 ROOT = Path(__file__).resolve().parents[3]
-FILES = "/scratch/saferun_runs/7"
+FILES = "/scratch/saferun-runs/7"
 RUN = Run("7", "node1", ("saferun", "train.py"), 1.7e9, files=FILES)
 SCHEMA = json.loads((ROOT / "saferun/report/schema/report.schema.json").read_text(encoding="utf-8"))
 
@@ -42,7 +42,7 @@ def test_a_failure_is_told_with_the_hosts_of_all_ranks() -> None:
     assert text.startswith(
         "saferun: rank 5 (node3, local rank 1, pid 4001) failed first at 03:15:33, 31.4 s after the "
     )
-    assert "in node3:saferun_runs/7/node3/attempt_0/rank_5/stderr.log:" in text
+    assert "in node3:saferun-runs/7/node3/attempt_0/rank_5/stderr.log:" in text
     assert "  stopped because of it: ranks 0-3, 6-7 on node1, node2, node4" in text
     assert "  could not be killed (uninterruptible, state D): rank 4 on node3; left behind" in text
 
@@ -99,7 +99,7 @@ def test_all_other_hosts_are_told_what_where_and_why() -> None:
             "saferun: rank 5 (node3, local rank 1, pid 4001) failed first at 03:15:33, 31.4 s after the start: "
             "ValueError: bad batch, at train.py:47 in step; exit code 1"
         ),
-        "  report: node1:/scratch/saferun_runs/7/report.txt",
+        "  report: node1:/scratch/saferun-runs/7/report.txt",
     ]
 
 
@@ -198,7 +198,7 @@ def test_the_report_of_ten_thousand_hosts_is_bounded_and_has_the_silent_ones() -
     assert "hosts" in incident["truncated"]
 
 
-@pytest.mark.parametrize("line", ["report: node1:/scratch/saferun_runs/7/report.txt", "rank 5 (node3, local rank 1"])
+@pytest.mark.parametrize("line", ["report: node1:/scratch/saferun-runs/7/report.txt", "rank 5 (node3, local rank 1"])
 def test_the_page_shows_what_is_told_of_several_hosts(line: str) -> None:
     """An example that is no longer true is worse than none."""
     page = (ROOT / "docs/report.md").read_text(encoding="utf-8")

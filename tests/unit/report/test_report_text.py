@@ -48,7 +48,7 @@ is 1 behind
   captures timed out: strace of rank 5
 hint: find out why it sleeps at train.py:47 in load_batch: every rank must come to the same collectives in the \
 same order
-  files: saferun_runs/7
+  files: saferun-runs/7
 saferun: job left running; next hang check in 600 s (--on-hang report)"""
 
 ONE_OF_64_SLEEPS = """\
@@ -67,7 +67,7 @@ is 1 behind
   captures timed out: strace of rank 5
 hint: find out why it sleeps at train.py:47 in load_batch: every rank must come to the same collectives in the \
 same order
-  files: saferun_runs/7
+  files: saferun-runs/7
 saferun: job left running; next hang check in 600 s (--on-hang report)"""
 
 THE_WRONG_COLLECTIVE = """\
@@ -84,14 +84,14 @@ ranks 0-2 called all_reduce of shape [1024, 1024]
                       all_reduce  torch/…/distributed_c10d.py:3205
   cause: called a different collective
 hint: compare the code of the ranks: no collective may stand behind a condition that differs between them
-  files: saferun_runs/7
+  files: saferun-runs/7
 saferun: job left running; next hang check in 600 s (--on-hang report)"""
 
 A_SEGFAULT = """\
 saferun: rank 2 (node1, local rank 2, pid 4002) failed first at 03:15:33, 31.4 s after the start: \
 segmentation fault in at::native::embedding_lookup (libtorch_cpu.so), called from train.py:52 in step; killed \
 by SIGSEGV
-  the traceback of rank 2, in saferun_runs/7/node1/attempt_0/rank_2/stderr.log; 1 other in report.txt:
+  the traceback of rank 2, in saferun-runs/7/node1/attempt_0/rank_2/stderr.log; 1 other in report.txt:
   | Fatal Python error: Segmentation fault
   |   … 3 lines …
   |   File "/home/me/project/train.py", line 52 in step
@@ -112,12 +112,12 @@ by SIGSEGV
 hint: look at the native call: a compiled extension that does not fit this torch, or a bad size or pointer \
 given to one
   core: deleted after it had been read (172 MiB); --cores keep keeps it
-  files: saferun_runs/7"""
+  files: saferun-runs/7"""
 
 AN_EXCEPTION_EVERYWHERE = """\
 saferun: rank 0 (node1, local rank 0, pid 4000) failed first at 03:15:33, 31.4 s after the start: KeyError: \
 'labels', at train.py:52 in step; exit code 1; ranks 1-7 failed in the same way
-  the traceback of ranks 0-7 (8), in saferun_runs/7/node1/attempt_0/rank_0/stderr.log:
+  the traceback of ranks 0-7 (8), in saferun-runs/7/node1/attempt_0/rank_0/stderr.log:
   | Traceback (most recent call last):
   |   File "train.py", line 88, in <module>
   |     main()
@@ -125,12 +125,12 @@ saferun: rank 0 (node1, local rank 0, pid 4000) failed first at 03:15:33, 31.4 s
   |     loss = model(batch["labels"])
   | KeyError: 'labels'
   failed after it: ranks 1-7 (exit code 1)
-  files: saferun_runs/7"""
+  files: saferun-runs/7"""
 
 NO_MEMORY = """\
 saferun: rank 2 (node1, local rank 2, pid 4002) failed first at 03:15:33, 31.4 s after the start: killed by \
 the kernel's OOM killer (cgroup limit 64 GiB, it used 61 GiB); killed by SIGKILL
-  the last lines of its stderr (saferun_runs/7/node1/attempt_0/rank_2/stderr.log):
+  the last lines of its stderr (saferun-runs/7/node1/attempt_0/rank_2/stderr.log):
   | step 99  loss 2.31
   proof: /sys/fs/cgroup/memory.events
   where the others were:
@@ -144,7 +144,7 @@ the kernel's OOM killer (cgroup limit 64 GiB, it used 61 GiB); killed by SIGKILL
                       all_reduce  torch/…/distributed_c10d.py:3205
   stopped because of it: ranks 0-1, 3
 hint: use fewer data-loader workers or ranks a host, load less at once, or ask for more memory
-  files: saferun_runs/7"""
+  files: saferun-runs/7"""
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_report_from_top_to_bottom() -> None:
         "  failed after it: rank 2 (killed by SIGABRT)",
         "  stopped because of it: ranks 0, 3-4",
         "  could not be killed (uninterruptible, state D): local rank 5; left behind",
-        "  files: saferun_runs/1",
+        "  files: saferun-runs/1",
         "saferun: starting all ranks again, restart 1 of 3",
     ]
 

@@ -118,7 +118,7 @@ def test_the_story_keeps_the_last_events_and_bounds_every_text() -> None:
 @pytest.mark.parametrize("remark", ["", "unlisted"])
 def test_an_event_that_a_launch_of_a_test_has_ignored_is_found_in_its_files(tmp_path: Path, remark: str) -> None:
     """Of a job of several hosts each has a directory of its own below that of the run."""
-    file = tmp_path / "saferun_runs" / "20260101" / "node1" / "events.jsonl"
+    file = tmp_path / "saferun-runs" / "20260101" / "node1" / "events.jsonl"
     file.parent.mkdir(parents=True)
     rows = [{"event": "RankExited"}, {"event": "HostsDone", "remark": remark} if remark else {"event": "HostsDone"}]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"event": "cut o')
