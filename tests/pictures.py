@@ -22,6 +22,7 @@ import tempfile
 import termios
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -34,6 +35,9 @@ ROOT = Path(__file__).resolve().parent.parent
 DIRECTORY = ROOT / "docs" / "pictures"
 COLUMNS, ROWS = 110, 60
 _HOST = "node1"
+# The first time of a picture; the others are as much later as they were.
+_FIRST_TIME = datetime(2026, 1, 31, 13, 28, 48, tzinfo=UTC)
+_TIME = r"\b\d\d:\d\d:\d\d\b"
 _THEME = TerminalTheme(
     (24, 26, 31),
     (220, 223, 228),
@@ -92,10 +96,10 @@ def always_alike(content: str, folder: Path) -> str:
     content = re.sub(r"\b20\d\d-\d\d-\d\d(?=[ T])", "2026-01-31", content)
     content = re.sub(r"peer \[127\.0\.0\.1\]:\d+", "peer [127.0.0.1]:40123", content)
     content = re.sub(r"\bpid \d+", "pid 4711", content)
-    content = re.sub(r"\b\d\d:\d\d:\d\d\b", "13:28:48", content)
-    content = re.sub(r"\b20\d{6}-\d{6}-[0-9a-f]{6}", "20260131-132837-5d4faa", content)
-    content = re.sub(r"\b\d+\.\d s after the start", "10.2 s after the start", content)
-    return re.sub(r"\[W\d{4} [0-9:.]+ ", "[W0131 13:28:48 ", content)
+    content = re.sub(r"\b20\d{6}-\d{6}-[0-9a-f]{6}", "20260131-132848-5d4faa", content)
+    content = re.sub(r"\[W\d{4} ([0-9:]+)[.0-9]* ", r"[W0131 \1 ", content)
+    times = {text: datetime.strptime(text, "%H:%M:%S") for text in re.findall(_TIME, content)}  # noqa: DTZ007
+    return re.sub(_TIME, lambda match: f"{_FIRST_TIME + (times[match[0]] - min(times.values())):%H:%M:%S}", content)
 
 
 def draw(written: bytes, folder: Path, title: str, command: str) -> str:
