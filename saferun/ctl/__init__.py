@@ -16,6 +16,7 @@ from typing import NoReturn, Protocol, TextIO, cast
 from saferun import __version__
 from saferun.console.stderr import print_error
 from saferun.errors import EXIT_USAGE, SaferunError, UsageError
+from saferun.linux.search_path import search_pythons_own_first
 from saferun.linux.signals import see_children_end
 from saferun.model import Value
 
@@ -105,6 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, or 1 where the answer is bad news, or 2 for a usage error.
     """
+    if argv is None:
+        search_pythons_own_first()
     see_children_end()
     argv = sys.argv[1:] if argv is None else argv
     parser = _Parser(prog="saferunctl", description="Inspect a host, settings and runs.")

@@ -41,3 +41,19 @@ def test_a_file_called_like_a_module_of_pythons_breaks_no_launch(folder: Path, w
     )
     assert (done.returncode, done.stdout) == (0, "mine: True\n" * 2), done.stderr
     assert done.stderr == ""
+
+
+def test_a_file_called_like_a_module_of_pythons_breaks_no_question_about_a_run(folder: Path) -> None:
+    """A run is asked about in the directory in which it was started."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(REPOSITORY)])}
+
+    def answer(*words: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", *words]
+        done = subprocess.run(
+            command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False
+        )
+        return done.returncode, done.stderr
+
+    assert answer("saferun", "--nproc-per-node", "1", "train.py") == (0, "")
+    for words in (["list"], ["list", "--here"], ["logs"], ["status"], ["clean", "--keep", "1"], ["shim", "there"]):
+        assert answer("saferun.ctl", *words) == (0, ""), words
