@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from saferun.console.harmless import HarmlessText
 
@@ -21,10 +22,12 @@ class HeldOutput:
 
     Args:
         pane: a terminal.
+        keeps_all: whether files have all of it.
     """
 
-    def __init__(self, pane: Pane) -> None:
+    def __init__(self, pane: Pane, keeps_all: Callable[[], bool]) -> None:
         self._pane = pane
+        self._keeps_all = keeps_all
         self._held: deque[bytes] = deque()
         self._held_bytes = 0
         self._skipped_lines = 0
@@ -40,7 +43,7 @@ class HeldOutput:
         while self._held_bytes > _MOST_HELD_BYTES:
             oldest = self._held.popleft()
             self._held_bytes -= len(oldest)
-            if self._pane.target.skipping:
+            if self._keeps_all():
                 self._skipped_lines += oldest.count(b"\n")
                 is_whole = False
             else:

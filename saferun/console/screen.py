@@ -261,7 +261,7 @@ class Screen:
 
         for pane in self.panes:
             if pane.target.waits_for_room:
-                enlarge_pipe(pane.target.fd)
+                enlarge_pipe(pane.target.fd, pane.target.waiting_bytes)
 
     def finish(self) -> None:
         """No more output will come: the processes that write files exit when they have written everything."""

@@ -63,6 +63,7 @@ class Target:
     Attributes:
         file: that process.
         is_file: whether it is a regular file.
+        waiting_bytes: how much is queued and has not been written.
         may_return: whether its reader may be started again (a pipe that has a name): what it misses is counted.
         is_away: whether it has gone.
         retry_at: when to try a full target again, in monotonic seconds; None: when it has room.
@@ -77,7 +78,7 @@ class Target:
         self.skips_teed = False  # the same for streams of which log files of -t have a copy
         self._where = where
         self._waiting: deque[bytes | memoryview] = deque()
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
         self._skipped_lines = 0
         # Formats a note of skipped lines before it is queued.
         self.shape_note: Callable[[bytes], bytes] = bytes
@@ -112,12 +113,12 @@ class Target:
             return False
         may_skip = self._may_skip(is_teed=is_teed)
         skips_any = may_skip or self._may_skip(is_teed=True)
-        if self._skipped_lines and (not skips_any or self._waiting_bytes < MOST_WAITING_BYTES // 2):
+        if self._skipped_lines and (not skips_any or self.waiting_bytes < MOST_WAITING_BYTES // 2):
             self._queue_note()
         if not may_skip:
             return True
         # If nothing waits, a chunk of any size has room: then the reader has not been slow.
-        return not self._waiting or (not self._skipped_lines and self._waiting_bytes + size_bytes <= MOST_WAITING_BYTES)
+        return not self._waiting or (not self._skipped_lines and self.waiting_bytes + size_bytes <= MOST_WAITING_BYTES)
 
     def put(self, text: bytes | memoryview) -> None:
         """Queue bytes, whether there is room or not. Nothing is written before ``flush``."""
@@ -127,8 +128,8 @@ class Target:
             if self.is_file and not self._waiting:
                 self._moved_at = time.monotonic()
             self._waiting.append(text)
-            self._waiting_bytes += len(text)
-            if self._judged_from is None and self._waiting_bytes > MOST_WAITING_BYTES:
+            self.waiting_bytes += len(text)
+            if self._judged_from is None and self.waiting_bytes > MOST_WAITING_BYTES:
                 self._judged_from, self._read_bytes = time.monotonic(), 0
 
     def skip(self, lines: int) -> None:
@@ -143,10 +144,10 @@ class Target:
 
     def is_full_for(self, *, is_teed: bool) -> bool:
         """Whether to pause reading a stream that leads here; ``is_teed``: a log file of ``-t`` has a copy."""
-        if self.is_broken or self._waiting_bytes <= (_FILE_WAITING_BYTES if self.is_file else MOST_WAITING_BYTES):
+        if self.is_broken or self.waiting_bytes <= (_FILE_WAITING_BYTES if self.is_file else MOST_WAITING_BYTES):
             return False
         # Twice as much can only have come at once. A file takes it sooner or later; a slow reader may never read it.
-        return not self._may_skip(is_teed=is_teed) or (self.is_file and self._waiting_bytes > 2 * MOST_WAITING_BYTES)
+        return not self._may_skip(is_teed=is_teed) or (self.is_file and self.waiting_bytes > 2 * MOST_WAITING_BYTES)
 
     def _may_skip(self, *, is_teed: bool) -> bool:
         """Whether lines without room are skipped; if not, their ranks wait."""
@@ -235,7 +236,7 @@ class Target:
 
     def _take(self, count: int) -> None:
         """Remove ``count`` written bytes from the queue."""
-        self._waiting_bytes -= count
+        self.waiting_bytes -= count
         self._read_bytes += count
         while count:
             block = self._waiting.popleft()
@@ -246,7 +247,7 @@ class Target:
             count -= len(block)
         if not self._waiting:
             self._is_slow = False
-        if not self._is_slow and self._waiting_bytes <= MOST_WAITING_BYTES // 2:
+        if not self._is_slow and self.waiting_bytes <= MOST_WAITING_BYTES // 2:
             self._judged_from = None
 
     def _on_error(self, error: OSError) -> None:
@@ -273,7 +274,7 @@ class Target:
                 self.is_broken = True
                 self._skipped_lines = 0
             self._waiting.clear()
-            self._waiting_bytes = 0
+            self.waiting_bytes = 0
             self._judged_from = None
 
     def _has_reader(self) -> bool:
@@ -313,7 +314,7 @@ class Target:
             rest = self.file.take_back()
             if rest:
                 self._waiting.appendleft(rest)
-                self._waiting_bytes += len(rest)
+                self.waiting_bytes += len(rest)
             self.file.close()
             self.file = None
             self._write = self._write_plainly

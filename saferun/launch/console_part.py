@@ -82,7 +82,7 @@ class ConsolePart:
         """Wait for a slow reader: as long as it exists, or, where files keep everything, while it reads.
 
         A file that takes nothing (its disk is full, its file system hangs) is given that while as well: it may take
-        the verdict yet.
+        the verdict yet. What fits into a pipe, which is enlarged for it, is not waited for.
 
         Where an order to stop has ended the ranks, a reader that does not read is given 2 s, and one that reads 10 s;
         if nothing else keeps what it has not read, 10 s without progress. A further order ends the wait. What has not

@@ -19,8 +19,8 @@ from saferun.linux.procfs import read_stat
 from saferun.linux.program_start import ForkedRank, start_error
 
 # Ranks whose programs are read from a slow file system take their time: a warning comes after so long each, and they
-# fail when even a file system that moves to another server (Lustre: some 5 minutes) should be back, and ranks of other
-# hosts that wait for them would time out too (torch's default: 30 minutes).
+# fail when even a file system that moves to another server (Lustre: some 5 minutes) should be back, and other ranks
+# that wait for them in init_process_group have timed out too (gloo: 30 minutes, NCCL: 10).
 _WARN_AFTER_S = (5.0, 30.0, 120.0, 300.0, 600.0, 1200.0)
 _PATIENCE_S = 1800.0
 # A failure is reported when the others have answered, or after so long.

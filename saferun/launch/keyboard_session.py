@@ -108,7 +108,7 @@ class KeyboardSession:
         for pane in self._context.screen.panes:
             if not pane.target.is_terminal:
                 continue
-            held = HeldOutput(pane)
+            held = HeldOutput(pane, lambda: self._context.run_dir.keeps_all)
             self._held.append(held)
             for stream in self.rank.streams:
                 own = self._context.screen.err if stream.is_stderr else self._context.screen.out
@@ -145,9 +145,8 @@ class KeyboardSession:
             for stream in self.rank.streams:
                 if stream.console is not None:
                     stream.console.divert(None)
-            path = self._context.run_dir.path
             for one in held:
-                one.release(f"they are in {path}" if path else "there is no other copy")
+                one.release(f"they are in {self._context.run_dir.path}")
 
     def close(self) -> None:
         """The terminal is saferun's own again."""

@@ -3,7 +3,7 @@
 A rank *asks* while it waits for input from its terminal. That is checked only where it may be so: when a rank has
 written a line without an end, when a key is typed, and when the watchdog takes a sample. The rank that asks first has
 saferun's own terminal (``keyboard_session``), the others wait for their turn; ``saferunctl attach`` brings the terminal
-of another shell (``attached_viewer``).
+of another shell (``attached_viewer``). If none asks, a rank that reads in another thread gets what is typed.
 """
 
 from __future__ import annotations
@@ -48,9 +48,7 @@ _TYPED_S = 0.05
 # If no rank reads typed keys, the keyboard is not watched for this long: at first, and at most.
 _IDLE_KEYS_S, _LONGEST_IDLE_KEYS_S = 0.2, 2.0
 _MOST_DESCENDANTS = 16
-_MOST_THREADS = 512
-# What no rank is seen to wait for is given to the first one after this time: it may look for it now and then.
-_UNSEEN_S = 2.0
+_MOST_THREADS = 512  # of all ranks
 # Ranks that begin to ask within this time are announced together.
 _ANNOUNCE_S = 0.5
 # Ctrl-U erases what has been typed, Ctrl-D ends the input.
@@ -97,14 +95,14 @@ class RankTerminal:
         self.stdin.write(_END_OF_INPUT)
         return True
 
+    def may_have_keyboard(self, attach: str | int) -> bool:
+        """Whether saferun's own keyboard may be the rank's; ``attach``: as ``--attach`` chooses."""
+        return self.viewer is None and attach in {"auto", "any", self.number}
+
     def has_reader(self) -> bool:
         """Whether the rank, its tool, or a program of a rank that is a script waits for input in its main thread."""
         is_asking = any(map(self.stdin.has_reader, {self.rank.pid, self.rank.child.pid}))
         return is_asking or any(map(self.stdin.has_reader, descendants_of(self.rank.pid)[:_MOST_DESCENDANTS]))
-
-    def has_reading_thread(self) -> bool:
-        """Whether any thread of the rank waits for input."""
-        return any(map(self.stdin.has_reader, thread_ids(self.rank.pid)[:_MOST_THREADS]))
 
 
 class RankTerminals(PartBase):
@@ -128,7 +126,7 @@ class RankTerminals(PartBase):
         self._has_explained = False
         self._watch_at: float | None = None  # when the keyboard is watched again
         self._idle_s = _IDLE_KEYS_S
-        self._typed_at: float | None = None  # since when something is typed that no rank is seen to wait for
+        self._reading_thread = -1  # the thread beside the main ones that was last seen to wait for input
         self._announce_at: float | None = None
         self._is_held = False
 
@@ -157,7 +155,7 @@ class RankTerminals(PartBase):
         """No rank of this attempt is left, or the launch is over."""
         for terminal in list(self._terminals.values()):
             self._remove(terminal)
-        self._announce_at = self._typed_at = None
+        self._announce_at = None
         self._drop_keyboard()
 
     def rank_ended(self, rank: Rank) -> None:
@@ -269,11 +267,7 @@ class RankTerminals(PartBase):
         if self._keyboard is None or self._context.supervisor.state not in _AT_WORK:
             self._end_session()
             return
-        waiting = [
-            terminal
-            for terminal in self._asking
-            if terminal.viewer is None and self._attach in {"auto", "any", terminal.number}
-        ]
+        waiting = [terminal for terminal in self._asking if terminal.may_have_keyboard(self._attach)]
         if session is not None and current is not None and current.viewer is None:
             if current.asks:
                 session.asked_at = now
@@ -368,16 +362,15 @@ class RankTerminals(PartBase):
         if keyboard.is_gone:
             self._drop_keyboard()
             return
-        if not keyboard.is_in_foreground:
-            self._typed_at = None
+        # Older kernels answer for a process whose exec waits for a file system only when that answers.
+        if not keyboard.is_in_foreground or self._context.supervisor.state is State.STARTING:
             self._pause_keyboard(now)
             return
-        unseen = self._find_reader(now) if self._session is None else None
-        if self._session is None and unseen is None:
-            self._typed_at = self._typed_at or now
+        reader = self._find_reader(now) if self._session is None else None
+        if self._session is None and reader is None:
             self._pause_keyboard(now)
             return
-        self._idle_s, self._typed_at = _IDLE_KEYS_S, None
+        self._idle_s = _IDLE_KEYS_S
         typed = keyboard.read()
         if typed is None:
             self._drop_keyboard()
@@ -389,21 +382,25 @@ class RankTerminals(PartBase):
                 self._pass_keyboard_on(now)
                 if after and self._session is not None:
                     self._session.keys.take(after)
-        elif unseen is not None:
-            unseen.stdin.write(typed)
+        elif reader is not None:
+            reader.stdin.write(typed)
 
     def _find_reader(self, now: float) -> RankTerminal | None:
-        """A rank that asks gets the keyboard; where none does, the one that may read without being seen to."""
+        """A rank that asks gets the keyboard. Without one: the only rank, or one of which another thread reads."""
         for terminal in list(self._terminals.values()):
             self._check(terminal, now)
         if self._session is not None or self._context.supervisor.state not in _AT_WORK:
             return None
-        free = [terminal for _, terminal in sorted(self._terminals.items()) if terminal.viewer is None]
-        reading = next(filter(RankTerminal.has_reading_thread, free), None)
-        has_waited = self._typed_at is not None and now - self._typed_at >= _UNSEEN_S
-        if reading is None and free and (len(self._terminals) == 1 or has_waited):
-            return free[0]
-        return reading
+        allowed = [terminal for terminal in self._terminals.values() if terminal.may_have_keyboard(self._attach)]
+        if len(self._terminals) == 1:
+            return allowed[0] if allowed else None
+        threads = [(tid, terminal) for terminal in allowed for tid in thread_ids(terminal.rank.pid)[1:]]
+        threads.sort(key=lambda thread: thread[0] != self._reading_thread)
+        for tid, terminal in threads[:_MOST_THREADS]:
+            if terminal.stdin.has_reader(tid):
+                self._reading_thread = tid
+                return terminal
+        return None
 
     def _pass_keyboard_on(self, now: float) -> None:
         """Give the keyboard to the next rank that asks."""

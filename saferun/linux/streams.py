@@ -33,10 +33,11 @@ def open_pipe(streams: int) -> tuple[int, int]:
     return read_end, write_end
 
 
-def enlarge_pipe(fd: int) -> None:
-    """Make as much room in a pipe as the kernel lets this user. A terminal or a socket stays as it is."""
+def enlarge_pipe(fd: int, more_bytes: int) -> None:
+    """Make room for more bytes in a pipe, as far as the kernel lets this user. A terminal or socket stays as it is."""
     with suppress(OSError):
-        size, wanted = fcntl.fcntl(fd, _F_GETPIPE_SZ), _LARGEST_PIPE_BYTES
+        size = fcntl.fcntl(fd, _F_GETPIPE_SZ)
+        wanted = min(size + more_bytes, _LARGEST_PIPE_BYTES)
         while wanted > size:
             with suppress(OSError):  # EPERM: beyond a limit of this user
                 fcntl.fcntl(fd, _F_SETPIPE_SZ, wanted)

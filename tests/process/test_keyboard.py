@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import termios
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -122,33 +123,50 @@ await_release("end")
         assert job.wait() == 0
 
 
-LOOKS_FOR_INPUT = """
+def test_what_is_typed_reaches_a_rank_that_reads_in_another_thread(tmp_path: Path) -> None:
+    """As Enter that ends a training early; the other threads are torch's."""
+    program = """
 from rank import *
-import select, threading
-reads = sys.argv[1]
+import threading
 def read():
     tell("read " + sys.stdin.readline().strip())
-if RANK == 1 and reads == "thread":
+for _ in range(20):
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+if RANK == 1:
     threading.Thread(target=read, daemon=True).start()
 tell("ready")
-if RANK == 0 and reads == "steps":
-    while not select.select([sys.stdin], [], [], 0)[0]:
-        time.sleep(0.05)
-    read()
 await_release("end")
 """
-
-
-@pytest.mark.parametrize(("reads", "reader"), [("thread", 1), ("steps", 0)])
-def test_what_is_typed_reaches_a_rank_that_is_not_seen_to_wait_for_it(tmp_path: Path, reads: str, reader: int) -> None:
-    """As Enter that ends a training early: a thread waits for it, or each step of the first rank looks for it."""
-    with on_terminal(tmp_path, LOOKS_FOR_INPUT, nproc=2, arguments=[reads]) as (job, terminal):
+    with on_terminal(tmp_path, program, nproc=2) as (job, terminal):
         job.hear("ready", 2)
         terminal.type(b"stop\n")
-        assert [said.rank for said in job.hear("read stop")] == [reader]
+        assert [said.rank for said in job.hear("read stop")] == [1]
         job.release("end")
         assert job.wait() == 0
         assert "has the keyboard" not in terminal.text
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["a rank asks", "none asks"])
+def test_what_is_typed_ahead_stays_for_the_rank_that_asks_or_for_the_shell(tmp_path: Path, asks: bool) -> None:
+    """However long it takes: under torchrun the first reader gets it."""
+    program = """
+from rank import *
+tell("ready")
+await_release("ask")
+if RANK == 1 and sys.argv[1] == "asks":
+    tell("read " + sys.stdin.readline().strip())
+await_release("end")
+"""
+    with on_terminal(tmp_path, program, nproc=2, arguments=["asks" if asks else ""]) as (job, terminal):
+        job.hear("ready", 2)
+        terminal.type(b"ahead\n")
+        time.sleep(4.0)  # saferun has looked for a reader several times
+        job.release("ask")
+        assert not asks or [said.rank for said in job.hear("read ahead")] == [1]
+        job.release("end")
+        assert job.wait() == 0
+        os.set_blocking(terminal.slave, False)
+        assert asks or os.read(terminal.slave, 100) == b"ahead\n"
 
 
 def test_two_ranks_that_ask_have_the_keyboard_one_after_the_other(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def shown(pane: tuple[Pane, int]) -> bytes:
 
 
 def test_lines_of_others_wait_and_messages_stand_above_the_prompt(pane: tuple[Pane, int]) -> None:
-    held = HeldOutput(pane[0])
+    held = HeldOutput(pane[0], lambda: True)
     held.show("out", b"(Pdb) ")
     assert pane[0].put(b"[0] other\n")
     pane[0].put_message(b"saferun: hello\n")
@@ -46,7 +46,7 @@ def test_lines_of_others_wait_and_messages_stand_above_the_prompt(pane: tuple[Pa
 
 
 def test_an_open_line_ends_before_others_follow(pane: tuple[Pane, int]) -> None:
-    held = HeldOutput(pane[0])
+    held = HeldOutput(pane[0], lambda: True)
     held.show("out", b"(Pdb) ")
     pane[0].put(b"[0] other\n")
     held.release("")
@@ -54,7 +54,7 @@ def test_an_open_line_ends_before_others_follow(pane: tuple[Pane, int]) -> None:
 
 
 def test_the_newest_lines_are_kept_and_the_others_counted(pane: tuple[Pane, int]) -> None:
-    held = HeldOutput(pane[0])
+    held = HeldOutput(pane[0], lambda: True)
     kept = [pane[0].put(b"%-1023d\n" % number) for number in range(1034)]
     assert kept == [True] * 1024 + [False] * 10
     pane[0].target.put = lambda text: written.append(bytes(text))  # type: ignore[method-assign]
@@ -67,8 +67,7 @@ def test_the_newest_lines_are_kept_and_the_others_counted(pane: tuple[Pane, int]
 
 
 def test_lines_that_are_nowhere_else_are_shown_rather_than_dropped(pane: tuple[Pane, int]) -> None:
-    pane[0].target.skipping = False
-    held = HeldOutput(pane[0])
+    held = HeldOutput(pane[0], lambda: False)
     held.show("out", b"(Pdb) ")
     written: list[bytes] = []
     pane[0].target.put = lambda text: written.append(bytes(text))  # type: ignore[method-assign]

@@ -370,7 +370,7 @@ def test_memory_stays_bounded_whatever_a_stream_writes_that_a_log_file_has(
             stream.feed(text, now=turn / 10)
             screen.flush()
             screen.tick(turn / 10 + 0.1)
-        assert target._waiting_bytes <= MOST_WAITING_BYTES + 2 * len(text)
+        assert target.waiting_bytes <= MOST_WAITING_BYTES + 2 * len(text)
         stream.close()
         close(target, reader)
 
