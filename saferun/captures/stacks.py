@@ -84,6 +84,8 @@ class _Stacks:
         self._stuck = ""  # the file system of the ranks' programs that does not respond
         self._dumps: dict[int, StackDump] = {}
         self._left: dict[int, str] = {}
+        # A call that sleeps may end with EINTR when its thread is stopped, which a healthy job may not be prepared for.
+        self._stops_none = scene.request.is_asked and scene.request.native != "always"
         self._by_pid = {process.pid: process for process in scene.processes}
 
     def take_all(self) -> None:
@@ -134,7 +136,8 @@ class _Stacks:
             held = bool(UNPTRACEABLE_STATES & set(states.values()))
             # To stop a thread ends some calls that it sleeps in with EINTR, and what sleeps can be read as it is.
             sleeps = not attempt and set(states.values()) <= {"S", "I"}
-            flags = ("--nonblocking",) if held or sleeps or was_killed or is_traced or attempt == _ATTEMPTS - 1 else ()
+            is_unstopped = self._stops_none or held or sleeps or was_killed or is_traced or attempt == _ATTEMPTS - 1
+            flags = ("--nonblocking",) if is_unstopped else ()
             end = yield Tool(py_spy.argv_of(program, process.pid, *flags), _TIMEOUT_S)
             was_killed = end.was_killed
             if was_killed:
@@ -172,7 +175,7 @@ class _Stacks:
             return
         left = [self._by_pid[pid] for pid in self._left]
         started_at = time.monotonic()
-        if self._scene.request.by_signal:
+        if not self._scene.request.is_asked:
             for pid, text in dump_by_signal(left, self._scene.deadline).items():
                 self._keep_text("faulthandler", "faulthandler", self._by_pid[pid], text, started_at)
         silent = 0
@@ -222,9 +225,10 @@ class _Stacks:
             self._left[process.pid] = failure
         self._scene.note("pystack", process.key, started_at, failure=failure)
 
-    @staticmethod
-    def _can_be_stopped(process: Process) -> bool:
+    def _can_be_stopped(self, process: Process) -> bool:
         """Whether pystack can stop a process, a thread after the other, well before it would be killed."""
+        if self._stops_none:
+            return False
         states = read_thread_states(process.pid)
         return 0 < len(states) <= _STOPPED_THREADS and not UNPTRACEABLE_STATES & set(states.values())
 

@@ -72,8 +72,8 @@ class CaptureRequest(Value):
         since: seconds since the epoch; older lines of the kernel log are ignored.
         nccl: whether to ask NCCL's RAS subsystem, which takes seconds: of a hang, where there may be GPUs.
         is_certain: whether it is certain that the ranks hang, so that it disturbs nothing to stop one for seconds.
-        by_signal: whether a rank that may not be inspected is made to write its stacks by a signal: at a hang or a
-            failure, never where a user only asks for stacks.
+        is_asked: whether a user only asks for stacks, maybe of a healthy job: no rank is sent a signal or, unless
+            native frames are wanted, stopped.
         calls: whether the ranks record their last calls.
     """
 
@@ -86,7 +86,7 @@ class CaptureRequest(Value):
     since: float = 0.0
     nccl: bool = False
     is_certain: bool = False
-    by_signal: bool = True
+    is_asked: bool = False
     calls: bool = False
 
 

@@ -160,7 +160,10 @@ class RankStream:
         if self._line_filter is not None:
             self._line_filter.feed(chunk)
         if self.on_chunk is not None:
-            self.on_chunk(chunk)
+            try:
+                self.on_chunk(chunk)
+            except Exception:
+                self.on_chunk = None
         size = len(chunk)
         self.bytes_read += size
         self._size_next(size)

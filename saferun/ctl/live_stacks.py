@@ -35,7 +35,7 @@ from saferun.report.text_diagram import group_lines, tree_lines
 from saferun.text.bounded_json import shown
 from saferun.text.decoding import MALFORMED
 from saferun.text.evidence_redaction import capture_without_secrets
-from saferun.text.wording import ranks_text
+from saferun.text.wording import NOT_PYTHON, ranks_text
 
 _BUDGET_S = 20.0
 # Native frames take about a second a process.
@@ -62,7 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         scene = _with_script(find_scene(arguments.target, read_processes()))
         seen, failure = _capture_scene(scene, native=arguments.native)
-        seen = seen._replace(stacks=with_native_stacks(seen.stacks, os.environ))
+        if arguments.native:
+            seen = seen._replace(stacks=with_native_stacks(seen.stacks, os.environ))
         capture = capture_without_secrets(seen)
         if failure:
             capture = capture._replace(timed_out=(*capture.timed_out, failure))
@@ -360,7 +361,7 @@ def _capture_scene(scene: AskedProcesses, *, native: bool) -> tuple[Capture, str
         native="always" if native else "never",
         gpu=False,
         since=time.time(),
-        by_signal=False,
+        is_asked=True,
     )
     deadline = time.monotonic() + budget_s + _GRACE_S
     examiner = Examiner(os.environ, poller, warn=lambda _text: None)
@@ -399,6 +400,8 @@ def _require_stacks(capture: Capture) -> None:
         hint = "run it as root, or have root set kernel.yama.ptrace_scope to 0 with sysctl"
     elif "gdb" in why:
         hint = "install gdb" if "installed" in why else "the process may have ended meanwhile; see its /proc/PID/stack"
+    elif why.endswith(NOT_PYTHON):
+        hint = "--native shows its native stacks: gdb stops it for as long as it reads symbols"
     elif why == "the processes have ended meanwhile":
         hint = "see saferunctl list, and the report of the run"
     raise UsageError(f"no stacks: {why}", hint)

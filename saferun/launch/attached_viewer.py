@@ -7,6 +7,7 @@ import time
 from saferun.console.harmless import HarmlessText
 from saferun.errors import suppress
 from saferun.launch.keyboard_session import TypedKeys
+from saferun.text.decoding import MALFORMED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class AttachedViewer:
 
     def take(self, message: JsonObject) -> None:
         """A message of the other shell's; what is malformed is ignored."""
-        with suppress(ValueError, TypeError):
+        with suppress(*MALFORMED):
             if isinstance(size := message.get("size"), list):
                 columns, rows = (min(max(int(number), 1), _MOST_COLUMNS) for number in size)
                 self._terminal.stdin.resize(columns, rows)

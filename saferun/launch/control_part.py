@@ -137,6 +137,9 @@ class ControlPart(PartBase):
 
     def tick(self, now: float) -> None:
         """Drop clients that are late, and do what was deferred."""
+        self._guarded(self._tick)(now)
+
+    def _tick(self, now: float) -> None:
         for fd, client in list(self._clients.items()):
             is_over = client.is_answered and client.close_at is not None and not client.lines.queued_bytes
             if is_over or (client.close_at is not None and client.close_at <= now):
@@ -186,8 +189,11 @@ class ControlPart(PartBase):
             try:
                 call(*arguments)
             except Exception as error:
+                # What has been promised is kept.
+                stop_at, stops, until = self._stop_at, tuple(self._deferred_stops), self._deferred_until
                 with suppress(Exception):
                     self.close()
+                self._stop_at, self._deferred_stops, self._deferred_until = stop_at, list(stops), until
                 self._context.warn(f"the control socket is closed: {type(error).__name__}: {error}; the job goes on")
 
         return guarded
@@ -210,7 +216,7 @@ class ControlPart(PartBase):
         for _ in range(_ACCEPTED_AT_ONCE):
             if self._listener is None:
                 return
-            if len(self._clients) >= _MOST_CLIENTS:
+            if len(self._clients) >= _MOST_CLIENTS and not self._drop_silent():
                 self._pause(None)
                 return
             if self._accepted >= _ACCEPTED_A_SECOND:
@@ -231,6 +237,13 @@ class ControlPart(PartBase):
                 continue
             self._add(connection, peer, now)
 
+    def _drop_silent(self) -> bool:
+        """Drop the client that has asked nothing for the longest time. Returns whether there was one."""
+        silent = next((fd for fd, client in self._clients.items() if not client.has_asked), None)
+        if silent is not None:
+            self._drop(silent)
+        return silent is not None
+
     def _add(self, connection: Socket, peer: PeerProcess, now: float) -> None:
         lines = JsonLines(
             connection,
@@ -241,7 +254,13 @@ class ControlPart(PartBase):
         )
         fd = lines.fd
         self._clients[fd] = _Client(lines, peer, now + _PATIENCE_S)
-        self._context.poller.watch(fd, self._guarded(lambda: self._on_readable(fd)))
+
+        def hear() -> None:
+            # What cannot be dealt with ends this connection, and no other.
+            if not self._context.succeeds("hear saferunctl", self._on_readable, fd):
+                self._drop(fd)
+
+        self._context.poller.watch(fd, self._guarded(hear))
 
     def _drop(self, fd: int) -> None:
         client = self._clients.pop(fd, None)
@@ -249,7 +268,7 @@ class ControlPart(PartBase):
             return
         self._context.poller.unwatch(fd)
         client.lines.close()
-        client.on_gone()
+        self._context.succeeds("end what saferunctl asked for", client.on_gone)
         if self._listen_at is None:
             self._accept_again()
 
@@ -332,7 +351,8 @@ class ControlPart(PartBase):
             hint = "choose one that does not end a process of its own: SIGUSR1 (the default), SIGUSR2, …"
             self._send(client, {"error": f"{name} does not ask for a checkpoint", "hint": hint})
             return
-        if context.supervisor.state is not State.RUNNING or self._stop_at is not None:
+        # With an event on its way the ranks may be about to end.
+        if context.supervisor.state is not State.RUNNING or self._stop_at is not None or context.events:
             self._refuse(client, "a checkpoint")
             return
         handling = sum(request.signum in caught_signals(rank.pid) for rank in ranks)
@@ -351,7 +371,7 @@ class ControlPart(PartBase):
         """End all ranks, and start them again."""
         context = self._context
         state, is_ending = context.supervisor.state, self._stop_at is not None
-        if state not in {State.STARTING, State.RUNNING} or is_ending:
+        if state not in {State.STARTING, State.RUNNING} or is_ending or context.events:
             self._refuse(client, "another attempt")
             return
         if context.job.storeless_job is not None:

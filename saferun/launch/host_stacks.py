@@ -113,11 +113,13 @@ def _stacks(request: HostRequest, started_at: float) -> str:
         native="always" if wanted.native else "never",
         gpu=False,
         since=time.time(),
-        by_signal=False,
+        is_asked=True,
     )
     run_request(capture, reader.feed, started_at)
     found = reader.capture
-    native = with_native_stacks(found.stacks, os.environ, started_at + wanted.budget_s - _PACKING_S)
+    stacks = found.stacks
+    if wanted.native:
+        stacks = with_native_stacks(stacks, os.environ, started_at + wanted.budget_s - _PACKING_S)
     evidence = Evidence(
         host=request.host,
         started_at=started_at,
@@ -126,7 +128,7 @@ def _stacks(request: HostRequest, started_at: float) -> str:
         abandoned=(),
         stop_signum=None,
         ranks=tuple(target.rank for target in request.targets),
-        capture=found._replace(stacks=native),
+        capture=found._replace(stacks=stacks),
         script=request.script,
         cwd=request.cwd,
         world_size=request.world_size,

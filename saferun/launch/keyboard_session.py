@@ -56,7 +56,8 @@ class TypedKeys:
             else:
                 self._interrupted_at = time.monotonic()
                 self._waiting = b""
-                signal_child(self._rank.receiver or self._rank.child, signal.SIGINT)
+                if self._rank.end is None:  # else its number may be another process's by now
+                    signal_child(self._rank.receiver or self._rank.child, signal.SIGINT)
         self.flush()
 
     def flush(self) -> None:

@@ -451,8 +451,8 @@ class RankTerminals(PartBase):
         """The other shell has gone."""
         terminal.viewer = None
         terminal.is_announced = False
-        terminal.stdin.resize(*size_beside_prefix(terminal.rank.streams))
         if self._terminals.get(terminal.number) is terminal:
+            terminal.stdin.resize(*size_beside_prefix(terminal.rank.streams))
             now = time.monotonic()
             self._announce_at = now + _ANNOUNCE_S
             self._give_keyboard(now)

@@ -67,7 +67,7 @@ def resize_terminal(master: int, columns: int, rows: int) -> None:
     """Set the size of a pseudo-terminal."""
     import termios
 
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # it has been closed
         fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", max(rows, 1), max(columns, 1), 0, 0))
 
 

@@ -82,7 +82,7 @@ def test_ranks_that_are_not_python_have_native_stacks_on_all_hosts(cluster: Clus
     job = start(cluster, Way("by_hand"), tmp_path, program, hosts=hosts, nproc=1)
     job.hear("ready", 2)
     until(lambda: has_control_sockets(tmp_path, 2), "control sockets")
-    found = functions(stacks_on(hosts[0], tmp_path))
+    found = functions(stacks_on(hosts[0], tmp_path, "--native"))
     assert sorted(found) == [0, 1]
     assert all(any("sleep" in name for name in names) for names in found.values()), found
     ask(hosts[0], tmp_path, "kill", "latest")

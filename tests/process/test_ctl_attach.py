@@ -197,10 +197,17 @@ await_release("end")
 @pytest.mark.parametrize(
     "message",
     [
-        b'{"size": ["x", {}]}\n',
+        b'{"size": [1e999, 1]}\n',
         *(
             pytest.param(message, marks=pytest.mark.slow)
-            for message in (b'{"keys": "\\u2603"}\n', b'{"keys": 1, "size": 2}\n', b"[]\n", b"x\n", b"{}\n" * 50)
+            for message in (
+                b'{"size": ["x", {}]}\n',
+                b'{"keys": "\\u2603"}\n',
+                b'{"keys": 1, "size": 2}\n',
+                b"[]\n",
+                b"x\n",
+                b"{}\n" * 50,
+            )
         ),
     ],
 )
@@ -252,3 +259,28 @@ def test_a_rank_that_dies_at_its_prompt_ends_the_attachment(folder: Path) -> Non
             assert shell.process.wait() == 0
             until(lambda: "rank 0 has ended" in shell.text, "it is said")
         assert job.wait() == 1
+
+
+def test_what_is_asked_after_an_attached_rank_has_ended_is_done(folder: Path) -> None:
+    """Ranks that are to save a checkpoint first, and do not end, are stopped in time."""
+    program = """
+from rank import *
+if RANK == 0:
+    tell("heard " + input("? "))
+else:
+    signal.signal(signal.SIGUSR1, lambda *_: tell("saves"))
+    tell("ready")
+    stay()
+"""
+    with running(folder, program, *ANY, nproc=2, store=False) as job:
+        job.hear("ready")
+        control_socket(job)
+        with attached(job, "latest", "--rank", "0") as shell:
+            until(lambda: "? " in shell.text, "attached")
+            shell.type(b"fine\r")
+            job.hear("heard fine")
+            assert shell.process.wait() == 0
+        assert "exit code" in saferunctl(job, "stop", "latest", "--after-checkpoint", "--timeout", "1s").stdout
+        job.hear("saves")
+        assert job.wait() != 0
+        assert "goes on without it" not in job.err

@@ -306,6 +306,36 @@ def test_native_frames_are_shown_on_demand(sleeper: subprocess.Popen[bytes], tmp
     assert any(frame["function"] == "lesson" for frame in frames)
 
 
+# A call that ends with EINTR if its thread is stopped, beside a thread that computes.
+WAITS_BESIDE_WORK = """
+import ctypes, os, threading
+libc = ctypes.CDLL(None, use_errno=True)
+poll = libc.epoll_create1(0)
+def wait():
+    libc.epoll_wait(poll, ctypes.create_string_buffer(12), 1, -1)
+    os._exit(3)
+threading.Thread(target=wait, daemon=True).start()
+print("ready", flush=True)
+def work():
+    while True:
+        sum(range(100))
+work()
+"""
+
+
+def test_a_healthy_process_is_not_stopped(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", WAITS_BESIDE_WORK], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        for _ in range(3):
+            assert "work" in answer(str(child.pid), cwd=tmp_path)
+        assert child.poll() is None
+    finally:
+        child.kill()
+        child.communicate()
+
+
 @pytest.fixture
 def bare_sleeper() -> Iterator[subprocess.Popen[bytes]]:
     """A process that is not Python."""
@@ -322,14 +352,17 @@ def bare_sleeper() -> Iterator[subprocess.Popen[bytes]]:
 def test_a_process_that_is_not_python_is_shown_with_its_native_stack(
     bare_sleeper: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    """By gdb, which lets it go on."""
+    """By gdb, which lets it go on: on demand, as it is stopped meanwhile."""
     if shutil.which("gdb") is None:
         pytest.skip("needs gdb")
-    text = answer(str(bare_sleeper.pid), cwd=tmp_path)
+    what, hint = refusal(str(bare_sleeper.pid), cwd=tmp_path)
+    assert what.endswith("sleep is not a Python process")
+    assert hint.startswith("--native shows its native stacks")
+    text = answer(str(bare_sleeper.pid), "--native", cwd=tmp_path)
     assert "nanosleep" in text
     assert "[native]" in text
     until(lambda: state_of(bare_sleeper.pid) == "S", "it sleeps on")
-    content = json.loads(answer(str(bare_sleeper.pid), "--json", cwd=tmp_path))
+    content = json.loads(answer(str(bare_sleeper.pid), "--native", "--json", cwd=tmp_path))
     assert content["stacks"][0]["tool"] == "gdb"
     assert content["has_ranks"] is False
 
@@ -359,7 +392,7 @@ def test_a_saferunctl_that_is_killed_leaves_no_process_stopped(
     gdb.write_text(STUCK_GDB.format(python=sys.executable))
     gdb.chmod(0o700)
     asking = subprocess.Popen(
-        [*SAFERUNCTL, "stacks", str(bare_sleeper.pid)],
+        [*SAFERUNCTL, "stacks", "--native", str(bare_sleeper.pid)],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PATH": str(tmp_path)},
         stdout=subprocess.PIPE,
@@ -378,7 +411,7 @@ def test_a_saferunctl_that_is_killed_leaves_no_process_stopped(
 
 
 def test_without_gdb_the_answer_says_what_is_needed(bare_sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    done = ask(str(bare_sleeper.pid), cwd=tmp_path, PATH=str(tmp_path))
+    done = ask(str(bare_sleeper.pid), "--native", cwd=tmp_path, PATH=str(tmp_path))
     what, hint = two_lines(done.stderr)
     assert what.endswith("and its native stacks need gdb, which is not installed")
     assert hint == "install gdb"
