@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -35,7 +35,7 @@ def interrupts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def keys(terminal: Terminal, stops: list[int] | None) -> TypedKeys:
-    rank: Any = SimpleNamespace(receiver=None, child=None)
+    rank: Any = SimpleNamespace(receiver=None, child=None, end=None)
     return TypedKeys(rank, terminal, stops.append if stops is not None else None)  # type: ignore[arg-type]
 
 
@@ -48,6 +48,14 @@ def test_ctrl_c_is_a_signal_and_drops_what_has_not_been_typed(interrupts: list[i
     one.flush()
     assert terminal.typed == b"ef"
     assert stops == []
+
+
+def test_a_rank_that_has_ended_gets_no_signal(interrupts: list[int]) -> None:
+    """Its number may be another process's by now."""
+    one = keys(Terminal(), None)
+    one._rank.end = cast("Any", "ended")
+    one.take(b"\x03")
+    assert interrupts == []
 
 
 def test_ctrl_c_twice_and_ctrl_backslash_stop_the_launch(interrupts: list[int]) -> None:
