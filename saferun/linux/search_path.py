@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+# As Python has put it there: the directory of what was started, or the current one.
+_first_entry: list[str] = []
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -17,8 +19,19 @@ def search_pythons_own_first() -> None:
     library = os.path.dirname(getattr(os, "__file__", ""))
     if not library:
         return
+    _first_entry[:] = sys.path[:1]
     own = {library, os.path.join(library, "lib-dynload")}
     sys.path.sort(key=lambda entry: entry not in own)
+
+
+def path_without_first() -> list[str]:
+    """The search path without the directory of what was started, if Python has put it there: that is saferun's."""
+    path = list(sys.path)
+    if not sys.flags.safe_path:
+        for entry in _first_entry or path[:1]:
+            if entry in path:
+                path.remove(entry)
+    return path
 
 
 def search_theirs_last(python_path: str) -> None:

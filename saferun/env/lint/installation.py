@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from saferun.env.lint.families import NCCL_PLUGINS
+from saferun.linux.search_path import path_without_first
 from saferun.model import Value
 
 # Do not import from the current directory: a json.py there is not Python's. (Older Pythons have no -P for it.)
@@ -95,8 +96,7 @@ def _is_interpreter(program: str) -> bool:
 
 
 def _own() -> tuple[str, list[str]]:
-    # The first entry is the directory of what was started: saferun's, not the script's.
-    return sys.prefix, sys.path if sys.flags.safe_path else sys.path[1:]
+    return sys.prefix, path_without_first()
 
 
 def _ask(python: str, environ: Mapping[str, str], timeout_s: float) -> tuple[str, list[str]] | None:
