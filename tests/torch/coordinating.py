@@ -63,6 +63,15 @@ def listening(address: str = "127.0.0.1") -> socket.socket:
     return socket.create_server((address, 0), family=family, backlog=128)
 
 
+def _keep_free(address: tuple[str, int]) -> socket.socket:
+    """Hold a port on which nothing listens any more: the kernel could give it to another test's coordinator."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # there may be connections in TIME_WAIT
+    held.bind(address)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    return held
+
+
 def port_of(listener: socket.socket) -> int:
     port: int = listener.getsockname()[1]
     return port
@@ -148,6 +157,7 @@ class Host(Line):
         self.ranks = ranks or listening()
         self.control = control or listening()
         self._listeners = [self.ranks, self.control]
+        self._kept_free: list[socket.socket] = []
         fds = {"control": self.control.fileno()}
         if endpoint is not None:
             fds["endpoint"] = endpoint.fileno()
@@ -184,17 +194,19 @@ class Host(Line):
 
     def vanish(self) -> None:
         """What is left when somebody has killed the supervisor: nothing."""
+        addresses = [one.getsockname() for one in self._listeners if one.family == socket.AF_INET]
         for listener in self._listeners:
             listener.close()
         self.process.kill()
         self.process.wait()
+        self._kept_free += map(_keep_free, addresses)
 
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
         if self.process.stderr is not None:
             self.process.stderr.close()
-        for listener in self._listeners:
+        for listener in (*self._listeners, *self._kept_free):
             listener.close()
         self.socket.close()
 
