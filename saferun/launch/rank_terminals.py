@@ -362,8 +362,9 @@ class RankTerminals(PartBase):
         if keyboard.is_gone:
             self._drop_keyboard()
             return
-        # Older kernels answer for a process whose exec waits for a file system only when that answers.
-        if not keyboard.is_in_foreground or self._context.supervisor.state is State.STARTING:
+        # Who reads is not looked for yet: of a process whose exec waits for a file system, older kernels say nothing.
+        is_too_early = self._session is None and self._context.supervisor.state is State.STARTING
+        if not keyboard.is_in_foreground or is_too_early:
             self._pause_keyboard(now)
             return
         reader = self._find_reader(now) if self._session is None else None

@@ -169,6 +169,17 @@ await_release("end")
         assert asks or os.read(terminal.slave, 100) == b"ahead\n"
 
 
+def test_ctrl_c_stops_a_start_that_does_not_end_though_a_rank_has_the_keyboard(tmp_path: Path) -> None:
+    """The program of another rank may come from a file system that hangs."""
+    stays = customized(tmp_path, in_saferun("import saferun.launch.exec_wait as part; part.ExecWait._conclude = print"))
+    program = "from rank import *\nignore(signal.SIGINT)\ntell('ready')\nstay()"
+    with on_terminal(tmp_path, program, "--attach", "0", nproc=2, environ=stays) as (job, terminal):
+        job.hear("ready", 2)
+        until(lambda: is_raw(terminal), "the rank has the keyboard")
+        terminal.type(b"\x1c")
+        assert job.wait() != 0
+
+
 def test_two_ranks_that_ask_have_the_keyboard_one_after_the_other(tmp_path: Path) -> None:
     program = """
 from rank import *
