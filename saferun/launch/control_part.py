@@ -112,6 +112,7 @@ class ControlPart(PartBase):
         self._deferred_until: float | None = None  # until the leader has answered, or this moment
         self._stop_at: float | None = None  # when ranks that were to save a checkpoint are stopped
         self._stop_by = ""
+        self._has_failed = False
         self._live_status = LiveStatus(context, self._guarded)
         self._asked_stacks = AskedStacks(context, self._guarded)
 
@@ -140,6 +141,9 @@ class ControlPart(PartBase):
         self._guarded(self._tick)(now)
 
     def _tick(self, now: float) -> None:
+        if self._stop_at is not None and self._stop_at <= now:
+            self._stop_at = None
+            self._post_stop(self._stop_by, now=now)
         for fd, client in list(self._clients.items()):
             is_over = client.is_answered and client.close_at is not None and not client.lines.queued_bytes
             if is_over or (client.close_at is not None and client.close_at <= now):
@@ -148,9 +152,6 @@ class ControlPart(PartBase):
         self._asked_stacks.tick(now)
         if self._listen_at is not None and self._listen_at <= now:
             self._accept_again()
-        if self._stop_at is not None and self._stop_at <= now:
-            self._stop_at = None
-            self._post_stop(self._stop_by, now=now)
         self._report_restart()
         self._end_debuggers()
         is_late = self._deferred_until is not None and self._deferred_until <= now
@@ -189,10 +190,13 @@ class ControlPart(PartBase):
             try:
                 call(*arguments)
             except Exception as error:
-                # What has been promised is kept.
                 stop_at, stops, until = self._stop_at, tuple(self._deferred_stops), self._deferred_until
                 with suppress(Exception):
                     self.close()
+                if self._has_failed:
+                    return
+                self._has_failed = True
+                # What has been promised is kept, unless this fails again.
                 self._stop_at, self._deferred_stops, self._deferred_until = stop_at, list(stops), until
                 self._context.warn(f"the control socket is closed: {type(error).__name__}: {error}; the job goes on")
 

@@ -27,3 +27,28 @@ def test_a_request_for_another_run_is_refused(
     assert asked == (["stop"] if is_answered else [])
     if not is_answered:
         assert sent[0]["error"].startswith("this is not run cd34")
+
+
+def test_what_was_promised_is_kept_where_the_part_fails_and_a_failure_is_said_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks that were to save a checkpoint are stopped in time. A part that fails each time keeps no loop busy."""
+    reports = SimpleNamespace(**dict.fromkeys(SUBSCRIPTIONS, lambda *_calls: None))
+    warned: list[str] = []
+    part = ControlPart(
+        cast(
+            "Any",
+            SimpleNamespace(job=SimpleNamespace(reports=reports), log=SimpleNamespace(ended={}), warn=warned.append),
+        )
+    )
+    stopped: list[str] = []
+    monkeypatch.setattr(part, "_post_stop", lambda by, **_when: stopped.append(by))
+    monkeypatch.setattr(part, "_report_restart", lambda: 1 / 0)
+    part._stop_at, part._stop_by = 10.0, "saferunctl"
+    part.tick(5.0)
+    assert part.deadline == 10.0
+    part.tick(10.0)
+    part.tick(11.0)
+    assert stopped == ["saferunctl"]
+    assert len(warned) == 1
+    assert part.deadline is None
