@@ -329,7 +329,8 @@ def test_a_healthy_process_is_not_stopped(tmp_path: Path) -> None:
         assert child.stdout is not None
         child.stdout.readline()
         for _ in range(3):
-            assert "work" in answer(str(child.pid), cwd=tmp_path)
+            (dump,) = json.loads(answer(str(child.pid), "--json", cwd=tmp_path))["stacks"]
+            assert "work" in {frame["function"] for thread in dump["threads"] for frame in thread["frames"]}
         assert child.poll() is None
     finally:
         child.kill()
