@@ -39,6 +39,13 @@ if TYPE_CHECKING:
 
 # A year; what is beyond is a slip, or not a number at all.
 _LONGEST_S = 366 * 86400.0
+# What can only be had again when a limit is raised, and the hint. Source: fork(2), open(2).
+_LIMITS = {
+    errno.EMFILE: "raise the limit on open files: ulimit -n 1024",
+    errno.ENFILE: "the host has too many open files: see /proc/sys/fs/file-nr",
+    errno.EAGAIN: "no more processes can be started: raise the limit on them (ulimit -u), or pids.max of the container",
+    errno.ENOMEM: "there is no memory for another process",
+}
 # A size in bytes that fits into any file system.
 _MOST_DIGITS = 15
 _LARGEST_PORT = 65535
@@ -67,11 +74,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         _give_up(error, memberships)
         exit_code = error.exit_code
     except OSError as error:
-        if error.errno not in {errno.EMFILE, errno.ENFILE}:
+        hint = _LIMITS.get(error.errno or 0)
+        if hint is None:
             raise
         if checks is not None:
             checks.discard()
-        print_error(SaferunError(f"cannot go on: {error.strerror}", "raise the limit on open files: ulimit -n 1024"))
+        print_error(SaferunError(f"cannot go on: {error.strerror}", hint))
         exit_code = 1
     except KeyboardInterrupt:
         exit_code = 130

@@ -197,8 +197,18 @@ class ConsoleFile:
             self._pidfd = -1
 
 
+def _is_at_end(bell: int) -> bool:
+    """Whether no more bytes will come, though some wait."""
+    poll = select.poll()
+    poll.register(bell, 0)
+    return bool(poll.poll(0))
+
+
 def carry_bytes(queue: ByteQueue, bell: int, file_fd: int) -> None:
     """Copy a queue's bytes into a file until no more will come and it is empty, despite errors of the file.
+
+    A file that is as large as it may be (``ulimit -f``) is given up at the end: unlike a disk, a limit has no more room
+    later.
 
     Args:
         queue: the bytes.
@@ -218,7 +228,7 @@ def carry_bytes(queue: ByteQueue, bell: int, file_fd: int) -> None:
         try:
             queue.drop(os.write(file_fd, block))
         except OSError as error:
-            if error.errno in {errno.EBADF, errno.EPIPE}:
+            if error.errno in {errno.EBADF, errno.EPIPE} or (error.errno == errno.EFBIG and _is_at_end(bell)):
                 return
             # No space, no quota, a device error: a later attempt may succeed.
             now = time.monotonic()

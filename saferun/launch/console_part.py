@@ -136,7 +136,8 @@ class ConsolePart:
                 poll.register(pane.target.fd, select.POLLOUT)
             if pane.target.file is not None:
                 waits_for_time = True
-                if pane.target.file.end_fd >= 0:
+                # Of one that has ended it would be readable at once, again and again.
+                if pane.target.file.end_fd >= 0 and pane.target.file.is_alive:
                     poll.register(pane.target.file.end_fd, select.POLLIN)
             if pane.target.retry_at is not None:
                 waits_for_time = True

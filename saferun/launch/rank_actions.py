@@ -17,6 +17,7 @@ from saferun.launch.orphans import Orphans
 from saferun.launch.rank_group import RankGroup
 from saferun.linux.children import signal_child
 from saferun.linux.helper import PartBase
+from saferun.linux.procfs import read_stat
 from saferun.linux.reaper import Reaper
 from saferun.linux.signals import caught_signals
 from saferun.model import RANKS_LEFT_OVER, ExitStatus, signal_name
@@ -262,11 +263,11 @@ class RankActions(PartBase):
     def _left_pipes(self, group: RankGroup) -> list[tuple[int, int, str]]:
         """Copies of the ranks' pipes, which outlive the attempt, and where the output of each goes: console and file.
 
-        Empty if nothing is left running. The files are those of torchrun's options, which what is left running would
-        hold open itself there.
+        Empty if nothing is left running; without a usable /proc that cannot be known. The files are those of torchrun's
+        options, which what is left running would hold open itself there.
         """
         found: list[tuple[int, int, str]] = []
-        if not self.orphans.is_left:
+        if not self.orphans.is_left and read_stat(os.getpid()) is not None:
             return found
         for rank in group.ranks:
             position, goals = group.plan.position(rank.assignment), group.plan.destinations

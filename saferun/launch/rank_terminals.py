@@ -139,7 +139,7 @@ class RankTerminals(PartBase):
             terminal = self._terminals[rank.assignment.rank] = RankTerminal(rank, rank.terminal)
             self.owners.add(rank.terminal.owner)
             for stream in rank.streams:
-                stream.on_chunk = partial(self._on_chunk, terminal)
+                stream.on_chunk = partial(self._context.guarded, "look for a prompt", self._on_chunk, terminal)
             self._context.poller.watch(terminal.stdin.fd, self._guarded(partial(self._on_echo, terminal)))
         if (
             self._terminals

@@ -498,3 +498,15 @@ def test_a_terminal_of_another_user_stays_the_stdin_of_the_ranks(monkeypatch: py
         os.dup2(before, 0)
         for fd in (before, master, slave):
             os.close(fd)
+
+
+def test_a_search_for_prompts_that_fails_is_said_once_and_costs_nothing_else(tmp_path: Path) -> None:
+    fails = "import saferun.launch.rank_terminals as part; part.RankTerminals._on_chunk = None"
+    program = (
+        "from rank import *\nfor number in range(3):\n    print('printed', number, flush=True)\n    time.sleep(0.1)\n"
+    )
+    environ = customized(tmp_path, in_saferun(fails))
+    with on_terminal(tmp_path / "run", program, nproc=2, environ=environ) as (job, terminal):
+        assert job.wait() == 0
+        until(lambda: terminal.text.count("printed 2") == 2, "everything is shown")
+        assert terminal.text.count("cannot look for a prompt") == 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from saferun.cluster.placement import rendezvous_options
 from saferun.config import LaunchConfig
 from saferun.diagnosis.causes.python import LAUNCHER_OPTIONS
 from saferun.errors import SaferunError, UsageError
+from saferun.launch import entry
 from tests.examples import examples
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
@@ -354,3 +357,17 @@ def test_names_of_other_launchers_lead_to_options_that_exist() -> None:
     assert set(_OF_OTHERS.values()) <= flags
     assert not flags & set(_OF_OTHERS)
     assert flags >= LAUNCHER_OPTIONS
+
+
+@pytest.mark.parametrize(("number", "advice"), [(errno.EMFILE, "ulimit -n"), (errno.EAGAIN, "ulimit -u")])
+def test_limits_that_leave_no_room_for_saferun_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, advice: str
+) -> None:
+    def launch(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(entry, "launch", launch)
+    assert main(["train.py"]) == 1
+    what, hint = capsys.readouterr().err.splitlines()
+    assert what == f"saferun: cannot go on: {os.strerror(number)}"
+    assert advice in hint

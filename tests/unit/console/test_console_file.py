@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -117,3 +118,27 @@ def test_without_any_process_what_was_handed_over_is_written_from_here(
     assert console.file is None
     os.close(fd)
     assert path.read_bytes() == text
+
+
+def test_a_file_that_is_as_large_as_it_may_be_is_given_up_at_the_end(tmp_path: Path) -> None:
+    """A healthy job waited a minute for room that a limit never makes; until the end the file may be emptied."""
+    path = tmp_path / "log"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        file = ConsoleFile(fd)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    file.write([bytes(5000)])
+    until(lambda: file.waiting_bytes == 904)
+    os.truncate(path, 0)
+    until(lambda: not file.waiting_bytes)
+    file.write([bytes(4000)])
+    until(lambda: file.waiting_bytes == 808)
+    assert file.is_alive
+    file.finish()
+    until(lambda: not file.is_alive)
+    assert file.waiting_bytes == 808
+    file.close()
+    os.close(fd)

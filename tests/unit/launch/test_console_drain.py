@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import select
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from saferun.console.target import Target
 from saferun.launch import console_part
 from saferun.launch.console_part import ConsolePart
 
@@ -121,3 +126,42 @@ def test_after_an_order_to_stop_what_is_nowhere_else_is_waited_for_while_it_move
 def test_without_an_order_to_stop_a_slow_reader_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pager may show the first page for as long as its user reads it."""
     assert drained(monkeypatch, left=3, piece_s=500.0, is_stopped=False, kind="alone") == (0, 1500.0)
+
+
+def test_beside_a_file_that_is_done_the_wait_for_a_full_one_sleeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``> log 2> errors`` on a full disk, the end of the other process was seen again and again for a minute."""
+    fds = [os.open(tmp_path / name, os.O_WRONLY | os.O_CREAT) for name in ("log", "errors")]
+    targets = [Target(fd, skipping=False, where=str, carries=True) for fd in fds]
+    read_end, write_end = os.pipe()
+    screen = SimpleNamespace(panes=[SimpleNamespace(target=target) for target in targets])
+    context: Any = SimpleNamespace(screen=screen, poller=None, run_dir=None)
+    targets[1].finish()
+    done = targets[1].file
+    assert done is not None
+    assert select.select([done.end_fd], [], [], 60)[0]
+    waits: list[float] = []
+
+    class Poll:
+        """Notes how long a wait is; one that something ends at once is 0 s."""
+
+        def __init__(self) -> None:
+            self.poll_here = select.poll()
+            self.register = self.poll_here.register
+
+        def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
+            found = self.poll_here.poll(0)
+            waits.append(0.0 if found else timeout_ms)
+            return found
+
+    monkeypatch.setattr(
+        console_part, "select", SimpleNamespace(poll=Poll, POLLIN=select.POLLIN, POLLOUT=select.POLLOUT)
+    )
+    assert not ConsolePart(context)._wait(read_end, time.monotonic() + 60)
+    assert len(waits) == 1
+    assert waits[0] > 0
+    for target in targets:
+        target.close()
+    for fd in (*fds, read_end, write_end):
+        os.close(fd)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from saferun.launch import rank_actions
 from saferun.launch.launch_context import LaunchContext
 from saferun.launch.rank_actions import RankActions
 from saferun.linux import left_output
@@ -112,6 +113,14 @@ def test_if_nothing_is_left_nothing_is_copied(actions: Actions, end: str) -> Non
     actions.is_left = False
     ENDS[end](actions.ranks)
     assert (actions.copied, actions.said) == ([], [])
+
+
+def test_without_proc_whoever_holds_a_pipe_is_left_running(actions: Actions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upload that printed was killed by SIGPIPE where /proc hides other processes, or is not mounted."""
+    actions.is_left = False
+    monkeypatch.setattr(rank_actions, "read_stat", lambda _pid: None)
+    actions.ranks.close()
+    assert actions.copied == [[(True, 1, "/logs/stdout.log")]]
 
 
 def test_a_sweep_that_ends_twice_does_not_copy_what_has_the_numbers_now(actions: Actions) -> None:
