@@ -31,6 +31,7 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLOSE = {"x86_64": 3, "aarch64": 57}
 _PRCTL = {"x86_64": 157, "aarch64": 167}
 _MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
+_PRLIMIT64 = {"x86_64": 302, "aarch64": 261}
 _MLOCK2 = {"x86_64": 325, "aarch64": 284}
 # The same everywhere.
 _PIDFD_SEND_SIGNAL, _PIDFD_OPEN, _CLOSE_RANGE, _PIDFD_GETFD = 424, 434, 436, 438
@@ -59,6 +60,8 @@ def _filter(features: Sequence[str]) -> bytes:
             (_RETURN, 0, 0, _KILL_PROCESS),
             (_RETURN, 0, 0, _ALLOW),
         ]
+    if "limits" in features:
+        steps += [(_JUMP_IF_EQUAL, 0, 1, _PRLIMIT64[machine]), (_RETURN, 0, 0, _ERRNO | _EPERM)]
     if "prctl" in features:
         steps += [
             (_JUMP_IF_EQUAL, 0, 4, _PRCTL[machine]),
@@ -80,7 +83,7 @@ def install(features: Sequence[str]) -> None:
     if "python" in features:
         folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lacking")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
-    if not {"kernel", "prctl"}.intersection(features):
+    if not {"kernel", "limits", "prctl"}.intersection(features):
         return
     libc = ctypes.CDLL(None, use_errno=True)
     program = ctypes.create_string_buffer(_filter(features))

@@ -7,7 +7,6 @@ of its descendants, and it was written after the start.
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sys
 import tempfile
@@ -35,7 +34,7 @@ from saferun.linux.core_files import (
     open_core,
     why_none,
 )
-from saferun.linux.core_limits import room_bytes
+from saferun.linux.core_limits import core_limit, room_bytes
 from saferun.linux.core_notes import CoreError, CoreNotes, read_core_notes
 from saferun.linux.core_pattern import CorePattern, read_core_pattern, room_for_core
 from saferun.linux.procfs import is_core_dumping, mount_of, mounts_of
@@ -94,7 +93,7 @@ def examine_cores(request: CoreRequest) -> Iterator[CoreDump | CoresFound | Libr
         request: whose cores, and what to do with them.
     """
     deadline = time.monotonic() + max(request.budget_s - _WRAP_UP_S, request.budget_s / 2)
-    limits = resource.getrlimit(resource.RLIMIT_CORE)
+    limits = core_limit()
     yield from _from_kernel_log(request)
     yield from _from_nccl(request)
     pattern = read_core_pattern()

@@ -58,6 +58,7 @@ class Screen:
         same = os.path.samestat(os.fstat(stdout), os.fstat(stderr))
         self.err = self.out if same else pane(stderr)
         self.panes = (self.out,) if same else (self.out, self.err)
+        self._has_said_unwritten = False
         self.folding: Folding | None = None  # of tracebacks; it only ever sees stderr
 
     def allow_skipping(self, allowed: bool, *, teed: bool = False) -> None:  # noqa: FBT001 - the name says what it is
@@ -263,15 +264,17 @@ class Screen:
             if pane.target.waits_for_room:
                 enlarge_pipe(pane.target.fd, pane.target.waiting_bytes)
 
-    def finish(self) -> None:
-        """No more output will come: the processes that write files exit when they have written everything."""
-        for pane in self.panes:
-            pane.target.finish()
+    def finish(self) -> bool:
+        """No more output will come: the processes that write files exit when they have written everything.
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether everything has reached its destination."""
-        return all(pane.target.is_finished for pane in self.panes)
+        stderr's comes last: it says what stdout has not taken. Returns whether everything has reached its destination.
+        """
+        out, err = self.out.target, self.err.target
+        out.finish()
+        if not out.is_finished or self.print_unwritten():
+            return False
+        err.finish()
+        return err.is_finished
 
     @property
     def is_awaited(self) -> bool:
@@ -291,6 +294,21 @@ class Screen:
             return False
         self.print_message(f"saferun: stdout was not read to its end: {text}")
         return True
+
+    def print_unwritten(self) -> bool:
+        """Print to stderr, once, how much a file behind stdout has not taken. Returns whether it did."""
+        text = self.out.target.unwritten_text
+        if not text or self.err is self.out or self._has_said_unwritten:
+            return False
+        self._has_said_unwritten = True
+        self.print_message(f"saferun: stdout could not be written to its end: {text}")
+        return True
+
+    def print_waiting(self, left_s: float) -> None:
+        """Print to stderr that the end waits for a file behind stdout."""
+        if self.out.target.unwritten_text and self.err is not self.out:
+            most = f"waiting {left_s:.0f} s at most"
+            self.print_message(f"saferun: stdout cannot be written: {most}; Ctrl-C stops waiting")
 
     @property
     def unwritten_bytes(self) -> int:

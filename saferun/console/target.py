@@ -339,6 +339,12 @@ class Target:
         return f"{lines} lines are missing there; {self._where()}"
 
     @property
+    def unwritten_text(self) -> str:
+        """How much a file has not taken, and where it is; empty: nothing."""
+        size_bytes = self.waiting_bytes + self.unwritten_bytes
+        return f"{size_bytes} bytes are missing there; {self._where()}" if self.is_file and size_bytes else ""
+
+    @property
     def unwritten_bytes(self) -> int:
         """How many bytes another process has been given and has not written."""
         return self.file.waiting_bytes if self.file is not None else 0

@@ -99,9 +99,10 @@ def _serve_several(
     from saferun.coordinator.tasks import Message, TaskConnection, Tasks
 
     # Every host has two connections to the control store, every rank one to its own.
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard) if soft != hard else (soft, hard))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
     def listener(name: str) -> socket.socket | None:
         return socket.socket(fileno=os.dup(fds[name])) if name in fds else None

@@ -15,6 +15,7 @@ import resource
 import signal
 import sys
 import time
+from contextlib import suppress
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any, NoReturn
@@ -122,7 +123,8 @@ def _detach(name: str, parent_pid: int, keep_fd: int, output_fd: int) -> None:
     if os.getppid() != parent_pid:
         os._exit(1)
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    with suppress(OSError):  # a sandbox refuses prlimit(2)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     null = open_null()
     os.dup2(null, 0)
     os.dup2(output_fd, 1)

@@ -37,6 +37,7 @@ _LARGEST_MODULE = 1 << 20
 _EINVAL = 22
 _S_IFMT, _S_IFIFO = 0o170000, 0o010000
 _MANY = 64
+_MOST_SWEPT = 128
 _SPARE_THREADS = 256
 """So many more must fit into the limits after the worker server's own."""
 
@@ -67,7 +68,10 @@ def _raised(descriptor: int) -> int:
 def _sweep(prefix: str) -> None:
     """Remove the empty files of processes that are gone: a job may start children without number."""
     directory, _, stem = prefix.rpartition("/")
-    for name in os.listdir(directory):
+    names = os.listdir(directory)
+    # Not all of very many at once, which may be of processes that live: another process looks at others.
+    first = os.getpid() % len(names) if len(names) > _MOST_SWEPT else 0
+    for name in names[first : first + _MOST_SWEPT]:
         path = f"{directory}/{name}"
         pid, _, kind = name.removeprefix(f"{stem}.").partition(".")
         if kind in {"stacks", "sock"} and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):

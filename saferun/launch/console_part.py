@@ -23,6 +23,8 @@ _STOPPED_ALONE_S = 10.0
 _AWAITED_S = 60.0
 # How often the end checks whether a file has taken something.
 _CONSOLE_S = 0.1
+# A wait for a file that takes nothing is explained after this time.
+_SAID_AFTER_S = 2.0
 # A file behind stderr has so long to take the last line.
 _LAST_LINE_S, _PAUSE_S = 1.0, 0.01
 
@@ -92,7 +94,7 @@ class ConsolePart:
         screen.release()
         screen.flush()
         screen.enlarge()
-        is_counted = False  # what has not been read
+        is_counted = is_explained = False  # what has not been read, and the wait for a file
         begun_at = moved_at = time.monotonic()
         unwritten_bytes = 0
         while True:
@@ -102,14 +104,15 @@ class ConsolePart:
             if screen.is_empty and not is_counted and screen.print_unread():
                 is_counted = True
                 continue
-            if screen.is_empty:
-                screen.finish()
-                if screen.is_finished:
-                    break
+            if screen.is_empty and screen.finish():
+                break
             left_s = self._end_at(begun_at, moved_at, is_stopped=wakeup.is_stopped) - time.monotonic()
+            if not is_explained and time.monotonic() - moved_at > _SAID_AFTER_S:
+                is_explained = True
+                screen.print_waiting(left_s)
             if left_s <= 0 or wakeup.is_hurried() or (self._wait(wakeup.fd, left_s) and wakeup.read_stop()):
                 break
-        if not is_counted and screen.print_unread():
+        if screen.print_unwritten() or (not is_counted and screen.print_unread()):
             target, give_up_at = screen.err.target, time.monotonic() + _LAST_LINE_S
             while (target.flush() or target.unwritten_bytes) and time.monotonic() < give_up_at:
                 time.sleep(_PAUSE_S)

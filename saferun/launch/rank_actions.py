@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 
 from saferun.console.intake import Intake
 from saferun.errors import SaferunError, suppress
@@ -14,12 +15,14 @@ from saferun.launch.exec_wait import ExecWait
 from saferun.launch.launch_context import HostAttempt, LaunchContext
 from saferun.launch.orphaned_segments import OrphanedSegments
 from saferun.launch.orphans import Orphans
+from saferun.launch.rank import Rank
 from saferun.launch.rank_group import RankGroup
-from saferun.linux.children import signal_child
+from saferun.linux.children import Child, signal_child
 from saferun.linux.helper import PartBase
 from saferun.linux.procfs import read_stat
 from saferun.linux.reaper import Reaper
 from saferun.linux.signals import caught_signals
+from saferun.linux.small_files import read_pairs
 from saferun.model import RANKS_LEFT_OVER, ExitStatus, signal_name
 from saferun.supervisor import actions, events
 from saferun.supervisor.machine import State
@@ -95,8 +98,7 @@ class RankActions(PartBase):
         for rank in group.ranks:
             environ = current.plan.environs[current.plan.position(rank.assignment)]
             self.orphans.note_rank(rank.child.pid, rank.assignment.rank, environ)
-            if rank.child.pidfd >= 0:
-                context.poller.watch(rank.child.pidfd, context.loop.reap)
+            self._watch_end(rank)
             for stream in rank.streams:
                 self.intake.add(stream)
         if any(rank.terminal is not None for rank in group.ranks):
@@ -107,6 +109,22 @@ class RankActions(PartBase):
             context.guarded("find the scripts of wrapped ranks", context.wrapped.begin, group)
         context.guarded("begin the examiner", context.examiner.begin_at, time.monotonic() + _EXAMINER_DELAY_S)
         context.guarded("write run.json", context.log.describe)
+
+    def _watch_end(self, rank: Rank) -> None:
+        if rank.child.pidfd >= 0:
+            self._context.poller.watch(rank.child.pidfd, partial(self._reap, rank, rank.child))
+
+    def _reap(self, rank: Rank, child: Child) -> None:
+        """A rank has ended. It cannot be reaped while a debugger traces it; SIGCHLD comes when that lets go of it."""
+        context = self._context
+        context.loop.reap()
+        if rank.end is not None or rank.child is not child or not context.poller.is_watched(child.pidfd):
+            return
+        context.poller.unwatch(child.pidfd)  # it would be ready all the time
+        tracer = read_pairs(f"/proc/{child.pid}/status").get("TracerPid", "0")
+        if tracer not in {"0", ""}:
+            name = f"rank {rank.assignment.rank} (pid {child.pid})"
+            context.warn(f"{name} has ended, but process {tracer} traces it; its exit code is known once that lets go")
 
     def _begin_terminals(self, group: RankGroup) -> None:
         context = self._context
@@ -225,8 +243,7 @@ class RankActions(PartBase):
         if wrapped is not None:
             if self._context.guarded("look for the script of a rank", wrapped.adopts, rank, status):
                 group.adopt(rank)
-                if rank.child.pidfd >= 0:
-                    self._context.poller.watch(rank.child.pidfd, self._context.loop.reap)
+                self._watch_end(rank)
                 return True
             status = self._context.guarded("ask how a rank ended", wrapped.status_of, rank, status) or status
         group.note_exit(rank, status, at=now, time=time.time())

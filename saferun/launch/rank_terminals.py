@@ -463,6 +463,8 @@ class RankTerminals(PartBase):
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
+        if not self._terminals:
+            return None
         moments = [terminal.check_at for terminal in self._terminals.values()]
         moments += [self._watch_at, self._announce_at]
         now = time.monotonic()
@@ -478,9 +480,8 @@ class RankTerminals(PartBase):
 
     def tick(self, now: float) -> None:
         """Do what is due."""
-        if not self._terminals:
-            return
-        self._guarded(partial(self._tick, now))()
+        if self._terminals:
+            self._guarded(partial(self._tick, now))()
 
     def _tick(self, now: float) -> None:
         for terminal in list(self._terminals.values()):

@@ -206,7 +206,15 @@ def _is_noted(path: str, note: bytes) -> bool:
 
 def cores_are_off() -> bool:
     """Whether processes leave no cores unless their limit is raised. Those of a user who has them on are the user's."""
-    return resource.getrlimit(resource.RLIMIT_CORE)[0] == 0
+    return core_limit()[0] == 0
+
+
+def core_limit() -> tuple[int, int]:
+    """The soft and the hard limit on cores; 0 where a sandbox refuses to tell (prlimit(2))."""
+    try:
+        return resource.getrlimit(resource.RLIMIT_CORE)
+    except OSError:
+        return 0, 0
 
 
 def why_no_cores(cwd: str, ranks: int, pattern: CorePattern | None = None, *, asked: bool = False) -> str:
@@ -233,7 +241,7 @@ def why_no_cores(cwd: str, ranks: int, pattern: CorePattern | None = None, *, as
 def _why_no_limit(pattern: CorePattern, *, asked: bool) -> str:
     if not pattern.is_file:
         return f"cores go to {pattern.handler}" if pattern.handler else pattern.description()
-    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    soft, hard = core_limit()
     if hard == 0:
         return "the hard limit on cores is 0"
     if soft == 0 and not asked and in_container(os.environ):
@@ -257,7 +265,7 @@ def _why_replaced(directory: str, name: str) -> str:
 
 def _cores_bytes(ranks: int) -> int:
     """The maximum size of the cores of all ranks together, bounded by memory and by the limit on one core."""
-    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    hard = core_limit()[1]
     most = memory_limit_bytes()
     return most if hard == resource.RLIM_INFINITY else min(most, hard * max(ranks, 1))
 

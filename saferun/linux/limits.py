@@ -29,12 +29,14 @@ def make_room_for_files(ranks: int) -> tuple[int, int] | None:
         rely on a low soft limit, so the ranks get the original one.
     """
     needed = _OWN_FILES + _FILES_PER_RANK * ranks
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return None
-    raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-    return soft, hard
+    with suppress(OSError):  # a sandbox refuses prlimit(2): the limits stay as they are
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft == resource.RLIM_INFINITY or soft >= needed:
+            return None
+        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        return soft, hard
+    return None
 
 
 def has_room_for_files() -> bool:
@@ -43,7 +45,10 @@ def has_room_for_files() -> bool:
 
 
 def _has_free_files(count: int) -> bool:
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    try:
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    except OSError:
+        return True  # a sandbox refuses prlimit(2): nothing is known
     if soft == resource.RLIM_INFINITY or soft >= _MANY_FILES:
         return True
     try:
@@ -73,6 +78,6 @@ def restore_files(limits: tuple[int, int]) -> None:
 
 def raise_files() -> None:
     """Raise the soft limit to the hard limit: for a process that starts no others."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with suppress(OSError, ValueError):
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -201,3 +201,18 @@ def test_where_no_writer_can_be_had_the_file_is_written_all_the_same(tmp_path: P
         )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "log").read_text().endswith("words\n")
+
+
+def test_at_the_end_a_full_disk_is_said_and_ctrl_c_does_not_wait_for_it(tmp_path: Path) -> None:
+    """A healthy job waited for a minute without a word, and lost its last lines without one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    program = "from rank import *\nroom = fill(sys.argv[1])\nfor _ in range(2000):\n    print('x' * 50, flush=True)\n"
+    only_stdout = ["sh", "-c", f"exec \"$@\" > '{disk}/log'", "sh"]
+    before = [*in_mounts((str(disk), "size=64k")), *only_stdout]
+    with running(tmp_path / "run", program, before=before, arguments=[str(disk)], store=False) as job:
+        until(lambda: "stdout cannot be written: waiting " in job.err, "it is said")
+        job.send(signal.SIGINT)
+        assert job.wait() == 0
+        assert "stdout could not be written to its end: " in job.err
+        assert " bytes are missing there; all of it is in " in job.err

@@ -175,3 +175,43 @@ print(os.WTERMSIG(os.wait()[1]) == signal.SIGSYS, flush=True)
             assert expected in job.out, (lacking, job.out)
             # Where all of this runs below such a filter already, it holds for each of the three.
             assert ("True" in job.out.splitlines()[-1]) == (lacks_pidfds() or lacking.startswith("kernel")), job.out
+
+
+def test_a_sandbox_that_refuses_to_tell_limits_costs_nothing(tmp_path: Path) -> None:
+    """Torchrun asks for none; saferun had ended with a traceback before any rank was started."""
+    program = "from rank import *\nawait_release('end')\nsys.exit(3 if RANK else 0)\n"
+    with running(tmp_path, program, nproc=2, before=without("limits")) as job:
+        job.release("end")
+        assert job.wait() == 1
+        assert "rank 1 (" in job.err
+        assert "Traceback" not in job.err
+
+
+# The child traces its parent, as a debugger does that is left at its prompt.
+TRACED = """
+from rank import *
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long] * 4
+PTRACE_SEIZE, PR_SET_PTRACER, ANY = 0x4206, 0x59616D61, -1
+libc.prctl(PR_SET_PTRACER, ctypes.c_ulong(ANY), 0, 0, 0)
+read_end, write_end = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    assert libc.ptrace(PTRACE_SEIZE, os.getppid(), 0, 0) == 0, ctypes.get_errno()
+    os.write(write_end, b"x")
+    tell("traces")
+    await_release("let go")
+    os._exit(0)
+os.read(read_end, 1)
+"""
+
+
+def test_a_rank_that_a_debugger_holds_beyond_its_end_is_named(tmp_path: Path) -> None:
+    """Its exit code is known once the debugger lets go of it, under torchrun as well."""
+    with running(tmp_path, TRACED, store=False) as job:
+        (tracer,) = job.hear("traces")
+        if not lacks_pidfds():
+            until(lambda: f"has ended, but process {tracer.pid} traces it" in job.err, "it is said")
+        job.release("let go")
+        assert job.wait() == 0

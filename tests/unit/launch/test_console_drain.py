@@ -32,7 +32,6 @@ class _Screen:
         self.panes = ()
         self.is_awaited = kind == "alone"
         self.awaits_file = kind == "file"
-        self.is_finished = True
         self.unwritten_bytes = 0
         self._clock = clock
         self._piece_s = piece_s
@@ -59,8 +58,15 @@ class _Screen:
     def enlarge(self) -> None:
         """This reader's pipe cannot have more room."""
 
-    def finish(self) -> None:
+    def finish(self) -> bool:
         """No more output will come."""
+        return True
+
+    def print_waiting(self, left_s: float) -> None:
+        """This test does not look at stderr."""
+
+    def print_unwritten(self) -> bool:
+        return False
 
     def print_unread(self) -> bool:
         return False
