@@ -43,7 +43,8 @@ class RendezvousConfig(Value):
     In a job of several hosts, with ``static``, ``ports`` are those where the master may be found, the first free one
     being taken: the given one, or several that follow from the scheduler's job where none was given. With the other
     backends ``endpoint`` and ``conf`` (``--rdzv-conf``) are handed to torch's rendezvous handlers; ``address`` is the
-    host and port that ``endpoint`` names, if it names any. ``control``: the port for the job's own messages, a number,
+    host and port that ``endpoint`` names, if it names any. ``is_master_given``: False if nothing names the master's
+    host, so that each host looks on itself. ``control``: the port for the job's own messages, a number,
     ``same`` as that of the ranks' store, or ``auto``. ``port_source``: where the port's number comes from, one of the
     constants of ``text.master_port``.
     """
@@ -60,6 +61,7 @@ class RendezvousConfig(Value):
     conf: tuple[tuple[str, str], ...] = ()
     control: str = "auto"
     port_source: str = "needless"
+    is_master_given: bool = True
 
     @property
     def has_default_address(self) -> bool:

@@ -75,12 +75,14 @@ class TaskInfo(Value):
 class Master(Value):
     """Where the host with node rank 0 serves the ranks' store: on one of these ports.
 
-    ``source``: where their numbers come from, one of the constants of ``text.master_port``.
+    ``source``: where their numbers come from, one of the constants of ``text.master_port``. ``is_given``: False
+    if nothing names that host, so that the address is this host's own.
     """
 
     address: Text = "127.0.0.1"
     ports: Annotated[tuple[int, ...], list_of(Number, _MOST_PORTS)] = ()
     source: Text = "given"
+    is_given: bool = True
 
 
 class Address(Value):

@@ -50,6 +50,7 @@ def join_request(
             master,
             (port,) if is_bound else rendezvous.ports or (rendezvous.master_port or 0,),
             rendezvous.port_source,
+            rendezvous.is_master_given,
         ),
         endpoint=rendezvous.endpoint,
         address=Address(*rendezvous.address) if rendezvous.address is not None else None,

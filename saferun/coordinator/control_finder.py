@@ -15,6 +15,7 @@ from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 from saferun.coordinator.store_search import StoreSearch
+from saferun.text.master_port import NO_MASTER_HINT
 
 if TYPE_CHECKING:
     from saferun.cluster.signed import Signer
@@ -99,7 +100,8 @@ class ControlFinder:
                     now = time.monotonic()
                     if not search.is_accepted or now >= give_up_at:
                         waited_s = now - rdzv.began_at if is_late else rdzv.timeout_s
-                        raise JoinFailedError(f"{message}, for {waited_s:.0f} s", search.hint(master.source))
+                        hint = search.hint(master.source) if master.is_given else NO_MASTER_HINT
+                        raise JoinFailedError(f"{message}, for {waited_s:.0f} s", hint)
                     rdzv.allow(_RECHECK_S)
                     is_late = True
                 if search.foreign_for_s() > _FOREIGN_GRACE_S:

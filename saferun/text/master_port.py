@@ -19,6 +19,10 @@ CHOSEN = "chosen"
 """One of several that follow from the scheduler's job."""
 
 
+NO_MASTER_HINT = "no --master-addr was given, so this host looks on itself: pass --master-addr HOST, or --hosts"
+"""What to do where a host finds no master on itself, and has no address of another host."""
+
+
 def default_port_text(port: int) -> str:
     """Where a port comes from that the user has not named."""
     return f"the default port {port}, because no --master-port was given"

@@ -116,13 +116,20 @@ def _static(
     else:
         host, ports = _master(values, settings, environ, known), _ports(values, known)
         source = _port_source(values, known)
+    is_given = bool(
+        values.rdzv_endpoint
+        or settings["master_addr"].origin != "default"
+        or known.allocation is not None
+        or known.names
+    )
     if 0 in ports:
         raise UsageError(
             "--master-port 0 lets the kernel choose, and the other hosts could not know its choice",
             "pass a number above 1023, or leave --master-port out",
         )
     only = ports[0] if len(ports) == 1 else None
-    return RendezvousConfig("static", run_id, host, only, values.local_addr, ports=ports, port_source=source)
+    config = RendezvousConfig("static", run_id, host, only, values.local_addr, ports=ports, port_source=source)
+    return config if is_given else config._replace(is_master_given=False)
 
 
 def _master(

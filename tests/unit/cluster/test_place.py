@@ -72,6 +72,20 @@ def test_static_hosts_by_hand() -> None:
     assert not config.hosts.stop_with_parent
 
 
+@pytest.mark.parametrize(
+    ("options", "is_given"),
+    [
+        ((), False),
+        (("--master-port", "29511"), False),
+        (("--master-addr", "127.0.0.1"), True),
+        (("--rdzv-endpoint", "127.0.0.1:29511"), True),
+    ],
+)
+def test_an_address_of_the_master_that_nobody_gave_is_known_as_such(options: tuple[str, ...], is_given: bool) -> None:
+    rendezvous = config_of("--nnodes", "2", "--node-rank", "1", *options).rendezvous
+    assert (rendezvous.master_addr, rendezvous.is_master_given) == ("127.0.0.1", is_given)
+
+
 def test_the_port_of_several_hosts_is_torchruns() -> None:
     """Without one; one host alone gets a free one."""
     assert config_of("--nnodes", "2").rendezvous.ports == (29500,)
