@@ -22,7 +22,14 @@ from saferun.linux.gpu_drivers import (
     read_nvml_apart,
 )
 from saferun.linux.gpu_nodes import gpu_vendor, read_kfd_gpus
-from saferun.linux.installed_torch import TorchBuild, ask_torch, may_load_backends, read_torch_build, refuse
+from saferun.linux.installed_torch import (
+    TorchBuild,
+    ask_torch,
+    may_load_backends,
+    read_torch_build,
+    refuse,
+    refuse_name,
+)
 
 __all__ = ["ask_torch", "count_cpus", "count_gpus", "gpu_vendor", "resolve_nproc_per_node", "shows_accelerators"]
 
@@ -177,7 +184,7 @@ def _count_for_build(value: str, build: TorchBuild, environ: Mapping[str, str]) 
     if value in {"xpu", "privateuseone"} or may_load_backends(environ):
         return None
     if value != "auto":
-        refuse(value, "is no device that torch knows here")
+        refuse_name(value)
     if build.for_cpu_only:
         return count_cpus()
     count = _count_gpus_for_build(build, environ)

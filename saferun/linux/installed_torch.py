@@ -15,6 +15,11 @@ from saferun.linux.small_files import read_text
 from saferun.model import ExitStatus, Value
 
 _KINDS = frozenset({"auto", "cpu", "gpu", "xpu"})
+# c10/core/DeviceType.h, and names of backends that are installed beside torch.
+_DEVICE_TYPES = frozenset(
+    "cuda mkldnn opengl opencl ideep hip ve fpga maia xla lazy vulkan mps meta hpu mtia ipu xpu privateuseone npu mlu "
+    "musa gcu tpu rocm".split()
+)
 _INSTEAD = "give --nproc-per-node as a number, or as cpu for one rank a processor"
 _ANSWER = b"\nsaferun-answer "  # importing torch may print something before it
 
@@ -131,11 +136,14 @@ def ask_torch(python: str, kind: str, environ: Mapping[str, str], timeout_s: flo
     if word == "count" and text.isdecimal() and int(text) >= 1:
         return int(text)
     if word == "refused" and kind not in _KINDS and "nsupported" in text:
-        refuse(kind, "is no device that torch knows here")
+        refuse_name(kind)
+    tools, mask = "nvidia-smi or rocm-smi lists", "CUDA_VISIBLE_DEVICES"
+    if kind == "xpu":
+        tools, mask = "xpu-smi lists", "ZE_AFFINITY_MASK"
     raise SaferunError(
         f"--nproc-per-node {kind}: torch says: {text if word == 'refused' else f'the number of devices is {text}'}",
-        "see whether nvidia-smi or rocm-smi lists the devices, CUDA_VISIBLE_DEVICES hides none and the torch of "
-        f"{python} is built for them; or {_INSTEAD}",
+        f"see whether {tools} the devices, {mask} hides none and the torch of {python} is built for them; or "
+        f"{_INSTEAD}",
         exit_code=EXIT_USAGE,
     )
 
@@ -146,6 +154,16 @@ def refuse(value: str, why: str) -> NoReturn:
         f"--nproc-per-node {value[:80]!r} {why}",
         "give a number of ranks, or one of auto, cpu, gpu, xpu, or the name of an installed torch backend",
     )
+
+
+def refuse_name(value: str) -> NoReturn:
+    """Refuse a name in ``--nproc-per-node`` that stands for no devices of the torch here."""
+    if value in {"cuda", "hip", "rocm"}:
+        raise UsageError(
+            f"--nproc-per-node {value!r} is no device that torch knows here", "these devices are called gpu"
+        )
+    is_device = value in _DEVICE_TYPES
+    refuse(value, "is no device that torch knows here" if is_device else "is neither a number nor a device type")
 
 
 def _explain_failure(python: str, kind: str, output: bytes, status: ExitStatus) -> NoReturn:

@@ -147,5 +147,5 @@ def test_an_installed_backend_gives_its_name_a_meaning(tmp_path: Path, monkeypat
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert gpus.resolve_nproc_per_node("openchip", sys.executable, os.environ) == 5
-    with pytest.raises(UsageError, match="'banana' is no device that torch knows here"):
+    with pytest.raises(UsageError, match="'banana' is neither a number nor a device type"):
         gpus.resolve_nproc_per_node("banana", sys.executable, os.environ)

@@ -318,7 +318,7 @@ def _nnodes(text: str) -> tuple[int, int]:
     try:
         least, most = int(low), int(high if colon else low)
     except ValueError:
-        raise UsageError(f"--nnodes {text} is neither N nor MIN:MAX", "for one host, leave it out") from None
+        raise UsageError(f"--nnodes {text} is neither N nor MIN:MAX", "write 4, or 2:4") from None
     if not 0 < least <= most:
         raise UsageError(f"--nnodes {text}: MIN must be at least 1 and at most MAX", "for one host, leave it out")
     if most > _MOST_HOSTS:

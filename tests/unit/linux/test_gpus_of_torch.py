@@ -143,6 +143,20 @@ def test_a_kind_that_torch_does_not_know_is_a_wrong_option(tmp_path: Path) -> No
     assert raised.value.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"), [("xpu", ("xpu-smi", "ZE_AFFINITY_MASK")), ("gpu", ("nvidia-smi", "CUDA_VISIBLE_DEVICES"))]
+)
+def test_the_tools_of_the_kind_are_named_where_there_are_no_devices(
+    tmp_path: Path, kind: str, words: tuple[str, ...]
+) -> None:
+    python = interpreter(tmp_path, r'printf "\nsaferun-answer refused $1 is not available.\n"')
+    with pytest.raises(SaferunError) as raised:
+        ask(python, kind)
+    others = {"xpu-smi", "ZE_AFFINITY_MASK", "nvidia-smi", "CUDA_VISIBLE_DEVICES"} - set(words)
+    assert all(word in raised.value.hint for word in words)
+    assert not any(word in raised.value.hint for word in others)
+
+
 def test_a_backend_without_devices_is_a_wrong_value(tmp_path: Path) -> None:
     python = interpreter(tmp_path, r"printf '\nsaferun-answer refused npu is not available.\n'")
     with pytest.raises(SaferunError, match="npu is not available") as raised:
@@ -231,8 +245,14 @@ def test_what_can_be_no_devices_name_is_refused_without_torch(resolve: Any, valu
 
 
 def test_an_unknown_name_is_refused_without_torch_where_no_backend_is_installed(resolve: Any) -> None:
-    with pytest.raises(UsageError, match="'banana' is no device that torch knows here"):
+    with pytest.raises(UsageError, match="'banana' is neither a number nor a device type"):
         resolve("banana", build=CPU_TORCH)
+    with pytest.raises(UsageError, match="'mps' is no device that torch knows here"):
+        resolve("mps", build=CPU_TORCH)
+    with pytest.raises(
+        UsageError, match="'cuda' is no device that torch knows here\nhint: these devices are called gpu"
+    ):
+        resolve("cuda", build=CPU_TORCH)
     with pytest.raises(AskedError):
         resolve("banana", build=CPU_TORCH, backends=True)
     with pytest.raises(AskedError):
