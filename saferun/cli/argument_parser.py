@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from saferun import __version__
 from saferun.cli.help import help_text, show_help, terminal_width
+from saferun.cli.option_values import may_be_script, no_number, value_and_script
 from saferun.cli.options import OPTIONS, TORCHRUN_OPTIONS, TYPES, Option
 from saferun.console.stderr import print_error
 from saferun.env.profiles.quoting import nearest
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _TORCHRUN_DESTS = frozenset(option.dest for option in TORCHRUN_OPTIONS) | {"help"}
 _LATELY = frozenset({"log_line_prefix_template", "print_completion"})  # torch 2.14 and later
+_BY_DEST = {option.dest: option for option in OPTIONS}
 _REPEATABLE = frozenset(option.dest for option in OPTIONS if option.kind == "append")
 _SEE_HELP = "see saferun --help"
 # What other launchers call them, and what is often written.
@@ -45,22 +47,63 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, **arguments: Any) -> None:  # noqa: ANN401 - argparse's
         self._unclear: dict[str, list[str]] = {}  # what stands for several options, with their names
+        self._arguments: list[str] = []  # the command line
         super().__init__(**arguments)
 
     def format_help(self) -> str:
         """The common options."""
         return help_text(width=terminal_width())
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: ANN401 - argparse's
+        """Keeps the command line, for messages."""
+        self._arguments = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Two lines and exit code 2."""
+        self._check_for_script(message)
         kind, _, rest = message.partition(": ")
         word = rest.partition(" ")[0].partition("=")[0]
         if kind == "unrecognized arguments" and word in self._unclear:
             message = f"ambiguous option: {word} could match {', '.join(self._unclear[word])}"
         if message.startswith("ambiguous option: "):
             message = _once(message)
-        print_error(UsageError(message, _meant(message) or _SEE_HELP))
-        raise SystemExit(2)
+        _refuse(message, _meant(message) or _SEE_HELP)
+
+    def _check_for_script(self, message: str) -> None:
+        """End with the reason, where an option without its value took the script for it."""
+        flag, equals, value = self._arguments[-1].partition("=") if self._arguments else ("", "", "")
+        if not equals and len(self._arguments) > 1:
+            flag, value = self._arguments[-2:]
+        if not flag.startswith("-") or not value or not may_be_script(value):
+            return
+        # Else something else is wrong, or there is a script.
+        if not (message.startswith("the following arguments are required: script") or repr(value) in message):
+            return
+        actions = [self._option_string_actions[flag]] if flag in self._option_string_actions else []
+        if not actions and flag.startswith("--"):
+            actions = [match[0] for match in self._get_option_tuples(flag)]
+        option = _BY_DEST.get(actions[0].dest) if len(actions) == 1 else None
+        if option is not None and option.kind != "flag":
+            _refuse(f"there is no script: {option.name} took {value!r} as its value", value_and_script(option))
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:  # noqa: ANN401 - of any type
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError:
+            option = _BY_DEST.get(action.dest)
+            if option is None or option.kind not in {"int", "float"}:
+                raise
+            if arg_string is not action.default:
+                self._check_for_script(repr(arg_string))
+            what, hint = no_number(option, arg_string)
+            shown = arg_string if arg_string.strip() else repr(arg_string)
+            _refuse(
+                f"PET_{option.dest.upper()}={shown} {what}"
+                if arg_string is action.default
+                else f"{option.name} {shown} {what}",
+                hint,
+            )
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:  # noqa: ANN401 - of any type
         # Before Python 3.13 argparse takes the dashes out of --option=-- and leaves an empty list in their place.
@@ -168,6 +211,11 @@ def _add(group: Any, option: Option, environ: Mapping[str, str]) -> None:  # noq
         metavar=option.metavar,
         help=marked,
     )
+
+
+def _refuse(what: str, hint: str) -> NoReturn:
+    print_error(UsageError(what, hint))
+    raise SystemExit(2)
 
 
 def _once(message: str) -> str:

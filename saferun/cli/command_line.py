@@ -238,8 +238,10 @@ def _read(option: Option, texts: Sequence[str], location: str) -> object:
     try:
         value = TYPES[option.kind](text)
     except ValueError:
-        kind = "whole number" if option.kind == "int" else "number"
-        raise UsageError(f"{location}: {option.name}: {quoted(text)} is not a {kind}", _SEE_HELP) from None
+        from saferun.cli.option_values import no_number
+
+        what, hint = no_number(option, text)
+        raise UsageError(f"{location}: {option.name}: {quoted(text)} {what}", hint) from None
     if option.choices is not None and value not in option.choices:
         near = nearest(text, option.choices)
         hint = _SEE_HELP if near is None else f"did you mean {near}?"

@@ -35,7 +35,7 @@ _COMMON_TAIL = "saferun --help-all shows all options, saferun --version the vers
 PLACES = (
     "Every option can also be written with underscores (--nproc_per_node). Except for --print-completion, "
     "--show-config and --dry-run, it can also be set in the environment as SAFERUN_<NAME> and, except for --config, in "
-    "a YAML file (--config)."
+    "a YAML file (--config). The variable of --secret-file is SAFERUN_JOB_SECRET_FILE."
 )
 """Where options can stand besides the command line."""
 _TAIL = f"{PLACES} Those marked * also take PET_<NAME>, as under torchrun."

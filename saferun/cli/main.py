@@ -210,6 +210,8 @@ def _resolve(
 
 def _check_seconds(values: SimpleNamespace, dest: str, hint: str) -> None:
     value = getattr(values, dest)
+    if value < 0:
+        raise UsageError(f"--{dest.replace('_', '-')} {value:g} must not be negative", hint)
     if not 0 <= value < _LONGEST_S:
         raise UsageError(f"--{dest.replace('_', '-')} {value:g} is not a number of seconds", hint)
 

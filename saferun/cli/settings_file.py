@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from saferun.cli.options import OPTIONS, Option, comma_separated_list
-from saferun.env.profiles.quoting import advice, quoted
+from saferun.env.profiles.quoting import nearest, quoted
 from saferun.env.profiles.yaml_nodes import bad, read_yaml
 from saferun.model import Value
 
@@ -50,13 +50,25 @@ def read_settings_file(path: str, fd: int | None = None) -> dict[str, FileValue]
             continue
         option = options.get(key.text) if key.kind == "scalar" else None
         if option is None:
-            names = [name for name in options if "_" not in name]
-            raise bad(key, f"there is no setting {quoted(key.text)}", advice(key.text, [*names, PROFILES]))
+            raise bad(key, *_no_setting(key.text, [name for name in options if "_" not in name]))
         if option.dest in seen:
             raise bad(key, f"{key.text} was set in line {seen[option.dest]} already", "keep one of the two")
         seen[option.dest] = key.line
         found[option.dest] = FileValue(_texts(option, value), f"{path}:{key.line}")
     return found
+
+
+def _no_setting(name: str, names: list[str]) -> tuple[str, str]:
+    """What is wrong with a name that is no setting of a file, and a hint."""
+    what = f"there is no setting {quoted(name)}"
+    option = next((option for option in OPTIONS if name in _names(option)), None)
+    if option is not None and option.asks:
+        return f"{what}: {option.name} is only an option of the command line", "pass it on the command line"
+    if option is not None:
+        return f"{what}: a file of settings does not name another", f"pass {option.name}, or set {option.variable}"
+    option = next((option for option in OPTIONS if name.replace("-", "_").lower() == option.dest), None)
+    near = _names(option)[0] if option is not None else nearest(name, [*names, PROFILES])
+    return what, "see saferun --help-all" if near is None else f"did you mean {near}?"
 
 
 def _names(option: Option) -> list[str]:

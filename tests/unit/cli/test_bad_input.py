@@ -131,8 +131,9 @@ def test_a_bad_environment_gets_two_lines_too(environ: dict[str, str], words: st
     ("arguments", "environ", "words"),
     [
         (["--max-restarts", "many"], {}, "many"),
-        (["--max-restarts=--"], {}, "invalid int value: '--'"),
-        ([], {"PET_MAX_RESTARTS": "many"}, "many"),
+        (["--max-restarts=--"], {}, "--max-restarts -- is not a whole number\n"),
+        (["--max-restarts="], {}, "--max-restarts '' is not a whole number\n"),
+        ([], {"PET_MAX_RESTARTS": "many"}, "PET_MAX_RESTARTS=many is not a whole number\n"),
         (["--pty", "maybe"], {}, "maybe"),
         (["--numa-binding", "moon"], {}, "moon"),
         (["--no-such-option"], {}, "--no-such-option"),
@@ -151,6 +152,74 @@ def test_what_the_parser_refuses_has_the_same_form(
     assert printed.out == ""
     assert re.fullmatch(r"saferun: [^\n]+\nhint: [^\n]+\n", printed.err)
     assert words in printed.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "hint"),
+    [
+        (["--hang-timeout", "5m"], "--hang-timeout 5m is not a number of seconds", "5 minutes are 300"),
+        (["--hang_timeout=1h"], "--hang-timeout 1h is not a number of seconds", "1 hour is 3600"),
+        (["--start-timeout", "30s"], "--start-timeout 30s is not a number of seconds", "write it without the unit: 30"),
+        (["--start-timeout", "foo"], "--start-timeout foo is not a number of seconds", "write it like 300"),
+        (["--shutdown-timeout", "5 x"], "--shutdown-timeout 5 x is not a whole number of seconds", "write it like 300"),
+        (["--max-restarts", "abc"], "--max-restarts abc is not a whole number", "write it like 2"),
+        (["--master-port", "http"], "--master-port http is not a whole number", "write it like 29500"),
+    ],
+)
+def test_what_is_no_number_is_told_with_one_that_is(
+    arguments: list[str], what: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as raised:
+        config_of(*arguments)
+    assert raised.value.code == 2
+    assert capsys.readouterr().err == f"saferun: {what}\nhint: {hint}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option", "hint"),
+    [
+        (["--nproc-per-node", "train.py"], "--nproc-per-node", "--nproc-per-node N SCRIPT"),
+        (["--nnodes", "1", "--max-restarts", "train.py"], "--max-restarts", "--max-restarts N SCRIPT"),
+        (["--pty=train.py"], "--pty", "--pty {auto,on,off} SCRIPT"),
+        (["--standalone", "-t", "train.py"], "--tee", "--tee VALUE SCRIPT"),
+        (["--hang-tim", "train.py"], "--hang-timeout", "--hang-timeout SECONDS SCRIPT"),
+    ],
+)
+def test_an_option_that_took_the_script_for_its_value_is_named(
+    arguments: list[str], option: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as raised:
+        read_config(arguments, ENVIRON)
+    assert raised.value.code == 2
+    assert (
+        capsys.readouterr().err == f"saferun: there is no script: {option} took 'train.py' as its value\nhint: {hint}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--nproc-per-node", "2"], ["--nproc-per-node", "2", "--standalone"], ["--role", "two.words"]]
+)
+def test_a_value_that_is_no_script_was_not_meant_to_be_one(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        read_config(arguments, ENVIRON)
+    assert capsys.readouterr().err.startswith("saferun: the following arguments are required: script")
+
+
+def test_a_file_may_be_the_value_of_an_option_before_a_script() -> None:
+    assert config_of("--role", "train.py").role == "train.py"
+
+
+@pytest.mark.parametrize("option", ["--hang-timeout", "--retry-wait", "--leftovers-timeout"])
+def test_a_negative_number_of_seconds_is_a_number(option: str) -> None:
+    with pytest.raises(UsageError, match=f"{option} -1 must not be negative"):
+        config_of(f"{option}=-1")
+
+
+def test_a_number_of_hosts_is_shown() -> None:
+    with pytest.raises(UsageError, match="--nnodes x is neither N nor MIN:MAX\nhint: write 4, or 2:4"):
+        config_of("--nnodes", "x")
 
 
 def test_no_script_is_an_error_and_not_a_launch(capsys: pytest.CaptureFixture[str]) -> None:

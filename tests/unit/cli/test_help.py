@@ -41,6 +41,10 @@ def test_where_an_option_can_be_set_names_those_that_cannot() -> None:
     text = " ".join(help_text(everything=True, width=110).split())
     sentence = text[text.index("Except for") : text.index("SAFERUN_<NAME>")]
     assert all((option.name in sentence.replace(",", "").split()) == option.asks for option in OPTIONS)
+    # Of one the variable has another name than the option.
+    for option in OPTIONS:
+        if option.variable != f"SAFERUN_{option.name.removeprefix('--').replace('-', '_').upper()}":
+            assert f"The variable of {option.name} is {option.variable}." in text
 
 
 @pytest.mark.parametrize("everything", [False, True])
