@@ -219,8 +219,11 @@ def import_error(failure: Failure) -> Cause | None:
     found = first_line(_NO_MODULE, lines)
     if found is None:
         return None
-    message = f"no module named {found[1][1] or found[1][2]}"
-    return cause(failure, "import_error", message, "look at the module's name, and at PYTHONPATH", proof=found[0])
+    name = found[1][1] or found[1][2]
+    advice = "look at the module's name, and at PYTHONPATH"
+    if name.endswith(".py") and len(name) > len(".py"):
+        advice = f"-m takes a module's name: -m {name.removesuffix('.py').removeprefix('./').replace('/', '.')}"
+    return cause(failure, "import_error", f"no module named {name}", advice, proof=found[0])
 
 
 def library_unusable(failure: Failure) -> Cause | None:

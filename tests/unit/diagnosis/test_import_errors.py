@@ -95,3 +95,19 @@ def test_an_extension_that_does_not_fit_is_to_be_built(message: str) -> None:
 def test_a_part_of_a_name_that_packages_share_is_a_package_of_its_own(name: str) -> None:
     """The name is found because another one has installed a part of it."""
     assert found_in(f"ModuleNotFoundError: No module named '{name}'").advice.startswith("install it")
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("ok.py", "-m takes a module's name: -m ok"),
+        ("parts/ok.py", "-m takes a module's name: -m parts.ok"),
+        ("ok", "look at the module's name, and at PYTHONPATH"),
+    ],
+)
+def test_a_file_is_no_module(name: str, advice: str) -> None:
+    line = f"/venv/bin/python: Error while finding module specification for '{name}' (ModuleNotFoundError: ...)"
+    end = RankEnd(0, 0, 4001, ExitStatus(1, None), 100.0, 1.7e9, stopped_by_us=False)
+    output = RankOutput(0, (line,), "", "", 0.0)
+    evidence = Evidence("node1", 90.0, (end,), (output,), (), None, ranks=(0,), script="train.py", cwd="/home/user/job")
+    assert cause_of(read_failure(evidence, end, output)).advice == advice
