@@ -18,6 +18,7 @@ from saferun.model import JsonObject
 BASE = "saferun-runs"
 _LONGEST_NAME = 128
 _WHAT_REMAINS = "what files do not keep is on the console, unless it is redirected to them alone (-r)"
+_WITHOUT = "the job runs without it; all output is on the console, except what -r sends to log files only"
 _THEIRS_HINT = "pass --run-dir DIRECTORY to keep files elsewhere, or --run-dir none to keep none"
 
 
@@ -184,7 +185,7 @@ class RunDirectory:
             self.refusal = UsageError(f"--run-dir {chosen}: {where}{error.strerror}", hint)
         else:
             hint = _THEIRS_HINT if is_theirs else ""
-            self.lost(f"no run directory: {error.filename or chosen}", error, hint)
+            self.lost(f"no run directory: {error.filename or chosen}", error, hint, _WITHOUT)
 
     def _begin_run(self, path: str, host_path: str, base: str) -> None:
         index = os.path.join(host_path, f"output{self._part}.index")
@@ -195,7 +196,7 @@ class RunDirectory:
         try:
             return os.path.abspath(path)
         except OSError as error:  # the current directory is gone
-            self.lost(f"no run directory: {path}", error)
+            self.lost(f"no run directory: {path}", error, remains=_WITHOUT)
             return ""
 
     def _begin(self) -> None:
@@ -226,11 +227,11 @@ class RunDirectory:
         """Whether all files that there are can be written, also those of ``--log-dir`` where there is no directory."""
         return not self._failing and not self.files.is_stalled
 
-    def lost(self, path: str, error: OSError, hint: str = "") -> None:
+    def lost(self, path: str, error: OSError, hint: str = "", remains: str = _WHAT_REMAINS) -> None:
         """A file cannot be written (any more). The user hears of the first one; the others follow from it."""
         if not self._has_warned and self.refusal is None:
             self._has_warned = True
-            message = f"{path}: {error.strerror}; {_WHAT_REMAINS}"
+            message = f"{path}: {error.strerror}; {remains}"
             self._warn(message, *([hint] if hint else []))
 
     def _on_failed(self, path: str, error: OSError, is_tried_again: bool) -> None:  # noqa: FBT001 - by Files

@@ -7,6 +7,7 @@ MASTER_ADDR: ``supervisor/topology``), saferun's own variables, the --logs-specs
 
 from __future__ import annotations
 
+import errno
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -176,7 +177,9 @@ class AttemptSetup:
                 return  # the launch has been ended meanwhile
             if isinstance(found, OSError):
                 what = f"log files cannot be made: {found.filename or ''}: {found.strerror}"
-                hint = "pass another --log-dir, or make room there"
+                hint = "pass a --log-dir that can be written"
+                if found.errno in {errno.ENOSPC, errno.EDQUOT}:
+                    hint = "pass another --log-dir, or make room there"
                 self._post_failed(assignment, SaferunError(what, hint))
             else:
                 self._plan(current, assignment, environs, found, answer, ())

@@ -43,6 +43,7 @@ class MetricsPart(PartBase):
         self._path = path
         self._is_writing = False
         self._samples = MetricsSamples(context)
+        self._has_checked_name = path.endswith(".prom")
         try:
             self._helper = Helper("sr-metrics", lambda connection: serve(connection, path))
         except OSError as error:
@@ -93,6 +94,10 @@ class MetricsPart(PartBase):
         self._is_writing = False
         if message.get("failed"):
             self._context.warn(f"--metrics: {message['failed']}; the job does not depend on it")
+        elif not self._has_checked_name:
+            self._has_checked_name = True
+            why = "node_exporter's textfile collector reads only files that end in .prom"
+            self._context.warn(f"--metrics {self._path}: {why}")
 
     def _give_up(self, reason: str) -> None:
         self.deadline = None

@@ -145,6 +145,12 @@ def test_a_log_dir_without_permission_is_refused(tmp_path: Path) -> None:
         assert_refused(job, 1, "locked/logs")
 
 
+def test_a_log_dir_that_nobody_can_make_is_not_a_lack_of_room(tmp_path: Path) -> None:
+    with running(tmp_path, PROGRAM, "--log-dir", "/proc/logs", nproc=None) as job:
+        assert_refused(job, 1, "/proc/logs")
+        assert two_lines(job.err)[1] == "pass a --log-dir that can be written"
+
+
 def test_a_script_that_is_a_named_pipe_is_read_by_its_rank_alone(tmp_path: Path) -> None:
     """`saferun <(generate)`-like uses: whoever opens a pipe just to look takes what was meant for the rank."""
     feeder = "mkfifo pipe.py && (echo 'print(6 * 7)' >pipe.py) &"

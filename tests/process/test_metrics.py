@@ -74,6 +74,16 @@ def test_a_file_that_cannot_be_written_changes_nothing(folder: Path, path: str, 
         assert len([line for line in job.err.splitlines() if "--metrics" in line]) == 1
 
 
+@pytest.mark.parametrize(("name", "lines"), [("saferun.prom", 0), ("saferun.txt", 1)])
+def test_a_name_that_node_exporter_does_not_read_is_one_line(folder: Path, name: str, lines: int) -> None:
+    with running(folder, END_AS_TOLD, "--metrics", name, *QUIET, arguments=("0",), store=False) as job:
+        job.hear("ready")
+        job.release("end")
+        assert job.wait() == 0
+        said = [line for line in job.err.splitlines() if "reads only files that end in .prom" in line]
+        assert len(said) == lines
+
+
 def test_a_place_that_does_not_answer_holds_up_nothing(folder: Path) -> None:
     """The process that writes sleeps when it opens the file, forever; nothing is left of it."""
     folder.mkdir()

@@ -110,6 +110,7 @@ def test_a_directory_that_cannot_be_made_is_one_warning(path: str, tmp_path: Pat
     assert (run_dir.path, run_dir.host_path) == (None, None)
     (warning,) = warnings
     assert warning.startswith("no run directory: ")
+    assert "; the job runs without it; all output is on the console, except what -r" in warning
     assert "\n" not in warning
     run_dir.write_event({"event": "A"})
     run_dir.write_json("run.json", {})
