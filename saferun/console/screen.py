@@ -58,7 +58,7 @@ class Screen:
         same = os.path.samestat(os.fstat(stdout), os.fstat(stderr))
         self.err = self.out if same else pane(stderr)
         self.panes = (self.out,) if same else (self.out, self.err)
-        self._has_said_unwritten = False
+        self._has_reported_gap = False
         self.folding: Folding | None = None  # of tracebacks; it only ever sees stderr
 
     def allow_skipping(self, allowed: bool, *, teed: bool = False) -> None:  # noqa: FBT001 - the name says what it is
@@ -290,23 +290,23 @@ class Screen:
     def print_unread(self) -> bool:
         """Print to stderr how much of stdout has not been read, unless both are the same. Returns whether it did."""
         text = self.out.target.unread_text
-        if not text or self.err is self.out:
+        if not text or self.err is self.out or self.out.target.is_file:
             return False
         self.print_message(f"saferun: stdout was not read to its end: {text}")
         return True
 
     def print_unwritten(self) -> bool:
         """Print to stderr, once, how much a file behind stdout has not taken. Returns whether it did."""
-        text = self.out.target.unwritten_text
-        if not text or self.err is self.out or self._has_said_unwritten:
+        text = self.out.target.unread_text
+        if not text or self.err is self.out or not self.out.target.is_file or self._has_reported_gap:
             return False
-        self._has_said_unwritten = True
+        self._has_reported_gap = True
         self.print_message(f"saferun: stdout could not be written to its end: {text}")
         return True
 
     def print_waiting(self, left_s: float) -> None:
         """Print to stderr that the end waits for a file behind stdout."""
-        if self.out.target.unwritten_text and self.err is not self.out:
+        if self.out.target.is_file and self.out.target.unread_text and self.err is not self.out:
             most = f"waiting {left_s:.0f} s at most"
             self.print_message(f"saferun: stdout cannot be written: {most}; Ctrl-C stops waiting")
 

@@ -332,17 +332,12 @@ class Target:
 
     @property
     def unread_text(self) -> str:
-        """How many lines a slow reader has not read, and where they are; empty: none."""
-        lines = self._skipped_lines + self._waiting_lines
-        if self.is_file or not lines:
-            return ""
-        return f"{lines} lines are missing there; {self._where()}"
-
-    @property
-    def unwritten_text(self) -> str:
-        """How much a file has not taken, and where it is; empty: nothing."""
-        size_bytes = self.waiting_bytes + self.unwritten_bytes
-        return f"{size_bytes} bytes are missing there; {self._where()}" if self.is_file and size_bytes else ""
+        """What a slow reader has not read, or a file not taken, and where it is; empty: nothing."""
+        if self.is_file:
+            count, things = self.waiting_bytes + self.unwritten_bytes, "bytes"
+        else:
+            count, things = self._skipped_lines + self._waiting_lines, "lines"
+        return f"{count} {things} are missing there; {self._where()}" if count else ""
 
     @property
     def unwritten_bytes(self) -> int:

@@ -24,7 +24,7 @@ _AWAITED_S = 60.0
 # How often the end checks whether a file has taken something.
 _CONSOLE_S = 0.1
 # A wait for a file that takes nothing is explained after this time.
-_SAID_AFTER_S = 2.0
+_EXPLAINED_AFTER_S = 2.0
 # A file behind stderr has so long to take the last line.
 _LAST_LINE_S, _PAUSE_S = 1.0, 0.01
 
@@ -107,7 +107,7 @@ class ConsolePart:
             if screen.is_empty and screen.finish():
                 break
             left_s = self._end_at(begun_at, moved_at, is_stopped=wakeup.is_stopped) - time.monotonic()
-            if not is_explained and time.monotonic() - moved_at > _SAID_AFTER_S:
+            if not is_explained and time.monotonic() - moved_at > _EXPLAINED_AFTER_S:
                 is_explained = True
                 screen.print_waiting(left_s)
             if left_s <= 0 or wakeup.is_hurried() or (self._wait(wakeup.fd, left_s) and wakeup.read_stop()):
