@@ -75,7 +75,8 @@ class IncidentLog:
         self._guarded = guarded
         self._on_written = on_written
         self._notify = notify
-        self._incidents: list[Incident] = []
+        self._incidents: list[Incident] = []  # those that a report has
+        self._omitted = 0  # how many it would leave out, whose evidence is not kept
         self._counts: dict[str, int] = {}  # by kind, those included that are not kept
         self._decisions: list[DecisionRow] = []
         self._slow: list[SlowRow] = []
@@ -111,7 +112,7 @@ class IncidentLog:
         directory: str,
     ) -> None:
         """One more incident. The arguments are the fields of report_json's Incident."""
-        from saferun.report.report_json import Incident
+        from saferun.report.report_json import Incident, first_and_last
 
         hangs = [at for at, one in enumerate(self._incidents) if one.kind == "hang" and one.attempt == attempt]
         if kind == "hang" and len(hangs) >= _FIRST_HANGS + _LAST_HANGS:
@@ -131,6 +132,9 @@ class IncidentLog:
                 clock=time.strftime(_CLOCK, time.localtime(now)),
             )
         )
+        kept = first_and_last(self._incidents)
+        self._omitted += len(self._incidents) - len(kept)
+        self._incidents = kept
         self.is_due = True
         cause, first = diagnosis.cause, diagnosis.first_failure
         ranks = cause.ranks if cause is not None else ()
@@ -305,6 +309,7 @@ class IncidentLog:
         )
         decisions, preflight = self._decisions, self._preflight
         known: dict[str, Any] = {
+            "omitted": self._omitted,
             "decisions": decisions,
             "preflight": preflight,
             "slow": self._slow,

@@ -141,6 +141,7 @@ def build_report(
     run: Run,
     incidents: Sequence[Incident],
     *,
+    omitted: int = 0,
     decisions: Sequence[DecisionRow] = (),
     preflight: Preflight | None = None,
     slow: Sequence[SlowRow] = (),
@@ -154,6 +155,7 @@ def build_report(
     Args:
         run: the launch.
         incidents: what went wrong, in the order of time.
+        omitted: how many more incidents there were, between the first and the last.
         decisions: what followed each failed attempt, likewise.
         preflight: what the newest checks before a start found; None: there were none.
         slow: ranks that the others waited for, likewise.
@@ -193,7 +195,7 @@ def build_report(
         "decisions": rows,
         "decisions_omitted": len(decisions) - len(rows),
         "incidents": [content for content, _ in entries],
-        "incidents_omitted": len(incidents) - len(entries),
+        "incidents_omitted": len(incidents) + omitted - len(entries),
         "slow_ranks": [_slow(row, Page(_SLOW_BYTES // len(slow))) for row in slow],
         "bad_hosts": bad,
         "bad_hosts_omitted": len(bad_hosts) - len(bad),

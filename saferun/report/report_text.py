@@ -54,6 +54,7 @@ def build_report_text(
     run: Run,
     incidents: Sequence[Incident],
     *,
+    omitted: int = 0,
     decisions: Sequence[DecisionRow] = (),
     preflight: Preflight | None = None,
     infos: Mapping[int, HostInfo] | None = None,
@@ -65,6 +66,7 @@ def build_report_text(
     Args:
         run: the launch.
         incidents: what went wrong, in the order of time.
+        omitted: how many more incidents there were, between the first and the last.
         decisions: what followed each failed attempt, likewise.
         preflight: what the newest checks before a start found; None: there were none.
         infos: what the hosts reported of themselves, by their numbers.
@@ -74,7 +76,7 @@ def build_report_text(
     kept = first_and_last(incidents)
     # What is over when an incident is cut must hold the line that reports it.
     share = (LIMIT_BYTES - (LIMIT_BYTES >> 2)) // (len(kept) or 1)
-    lines = _within(_run_lines(run, len(incidents), len(kept)), LIMIT_BYTES >> 4)
+    lines = _within(_run_lines(run, len(incidents) + omitted, len(kept)), LIMIT_BYTES >> 4)
     lines += _within(_section("decisions", _decision_lines(decisions)), LIMIT_BYTES >> 4)
     lines += _within(_section("slow ranks", _slow_lines(slow)), LIMIT_BYTES >> 4)
     lines += _within(_section("bad hosts", map(_bad_host_line, bad_hosts)), LIMIT_BYTES >> 4)

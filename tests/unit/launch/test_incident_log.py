@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 from saferun.api.report import read_report
 from saferun.cli.main import read_config
 from saferun.diagnosis.host_fault import BadHost
+from saferun.evidence.job_evidence import RankOutput
 from saferun.files.run_dir import RunDirectory
 from saferun.launch.incident_log import IncidentLog
 from saferun.preflight.results import Preflight
@@ -294,3 +297,38 @@ def test_when_the_same_was_seen_before_is_remembered(launch: Launch) -> None:
     assert launch.log.last_seen_bad(link._replace(time=200.0)) == 5.0
     assert launch.log.last_seen_bad(link._replace(time=900.0)) == 200.0
     assert launch.log.last_seen_bad(link._replace(host="node4")) is None
+
+
+class Text(str):
+    """One that shows whether it is still in memory."""
+
+    __slots__ = ("__weakref__",)
+
+
+def test_of_hundreds_of_failures_the_evidence_of_those_is_kept_that_a_report_has(launch: Launch) -> None:
+    """It took two megabytes of memory a restart; the numbers stay those of all."""
+    launch.directory.open()
+    texts: list[weakref.ref[Text]] = []
+    for number in range(200):
+        text = Text("/logs/stderr.log")
+        evidence = evidence_of()._replace(outputs=(RankOutput(0, (), text, "", 0.0),))
+        texts.append(weakref.ref(text))
+        launch.log.add(
+            "failure",
+            evidence,
+            EXCEPTION_EVERYWHERE,
+            attempt=number,
+            outcome="restarted",
+            console_lines=[f"saferun: failure {number}"],
+            directory="",
+        )
+        del text, evidence
+    gc.collect()
+    assert [number for number, text in enumerate(texts) if text() is not None] == [*range(10), *range(160, 200)]
+    launch.log.write()
+    report = checked(launch.read("report.json"))
+    assert [one["attempt"] for one in report["incidents"]] == [*range(10), *range(160, 200)]
+    assert report["incidents_omitted"] == 150
+    text_file = (launch.path / "report.txt").read_text()
+    assert "incidents: 200, of which the first and the last are shown, 50 in all" in text_file
+    assert launch.log.counted(199).failures == 200
