@@ -58,6 +58,7 @@ class HostAttempt:
         self.plan: AttemptPlan | None = None  # what the ranks are started with, once that is known
         self.group: RankGroup | None = None  # the ranks, from their start to the report
         self.started_at = 0.0  # monotonic seconds
+        self.started_time = 0.0  # the same in seconds since the epoch
         self.has_joined = False  # the supervisor knows of this attempt, or hears of it next
         self.held: list[Event] = []  # what other hosts reported before: their ranks may run already
 

@@ -85,7 +85,7 @@ class RankActions(PartBase):
         current = context.current
         if current.plan is None:
             return
-        current.started_at = time.monotonic()
+        current.started_at, current.started_time = time.monotonic(), time.time()
         self.orphans.begin_attempt()
         preparation = context.cores.preparation
         group = current.group = RankGroup(
@@ -218,7 +218,8 @@ class RankActions(PartBase):
         """The ranks are about to be ended."""
         current = self._context.current
         if current.group is not None:
-            since = time.time() - (time.monotonic() - current.started_at)
+            # The clock may have been set since, or have gone on while the machine was suspended.
+            since = min(current.started_time, time.time() - (time.monotonic() - current.started_at))
             pids = [rank.child.pid for rank in current.living()]
             self._context.guarded("find the ranks' shared memory", self.segments.note, pids, since)
 
