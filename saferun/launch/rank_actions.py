@@ -17,7 +17,7 @@ from saferun.launch.orphaned_segments import OrphanedSegments
 from saferun.launch.orphans import Orphans
 from saferun.launch.rank import Rank
 from saferun.launch.rank_group import RankGroup
-from saferun.linux.children import Child, signal_child
+from saferun.linux.children import Child, signal_child, without_descriptor
 from saferun.linux.helper import PartBase
 from saferun.linux.procfs import read_stat
 from saferun.linux.reaper import Reaper
@@ -338,7 +338,9 @@ class RankActions(PartBase):
             return
         for rank in group.ranks:
             if rank.end is None:
+                # No signal ends it, perhaps for as long as the launch lasts. Until it is reaped, its pid is its own.
                 context.poller.unwatch(rank.child.pidfd)
+                rank.child = without_descriptor(rank.child)
             for stream in rank.streams:
                 self.intake.remove(stream)
         context.ended_attempt = current

@@ -25,6 +25,7 @@ from saferun.linux.children import (
     signal_child,
     signal_family,
     signal_group,
+    without_descriptor,
 )
 from saferun.linux.core_limits import RankPreparation, prepare_rank
 from saferun.linux.limits import has_room_for_files, make_room_for_files, restore_files
@@ -484,9 +485,7 @@ def _modest(child: Child, report: int) -> tuple[Child, int]:
     """A child without its descriptors if the limit on open files is reached: SIGCHLD reports its end as well."""
     if has_room_for_files():
         return child, report
-    if child.pidfd >= 0:
-        os.close(child.pidfd)
-        child = child._replace(pidfd=-1)
+    child = without_descriptor(child)
     return child, await_report(child, report)
 
 

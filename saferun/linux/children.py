@@ -286,6 +286,13 @@ def fork(run: Callable[[], None]) -> int:
     return pid
 
 
+def without_descriptor(child: Child) -> Child:
+    """The same child with its descriptor closed: signals reach it by its pid."""
+    if child.pidfd >= 0:
+        os.close(child.pidfd)
+    return child._replace(pidfd=-1)
+
+
 def signal_child(child: Child, signum: int) -> None:
     """Send a signal to a child that has not been reaped; one that has exited is no error."""
     with suppress(ProcessLookupError, PermissionError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,11 @@ import pytest
 
 from saferun.launch.launch_context import HostAttempt
 from saferun.launch.rank_actions import RankActions
+from saferun.launch.rank_group import RankGroup
+from saferun.linux.children import Child
+from saferun.linux.pidfd import open_pidfd
+from saferun.model import ExitStatus
+from tests.descriptors import open_descriptors
 
 
 @pytest.mark.parametrize("step_s", [3600.0, -3600.0], ids=["forward", "back"])
@@ -57,6 +63,41 @@ def test_shared_memory_is_the_ranks_since_their_start_whatever_the_clock_did(
     monkeypatch.setattr(time, "time", lambda: now() + step_s)
     ranks._note_shared_memory()
     assert noted[0] <= began[0]
+
+
+def test_a_rank_that_no_signal_ends_keeps_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One was lost with each such rank of each attempt; the rank is signalled and reaped by its pid all the same."""
+    before = open_descriptors()
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            signal.pause()
+    ended: list[ExitStatus] = []
+    unwatched: list[int] = []
+    fd = open_pidfd(pid)
+    rank: Any = SimpleNamespace(child=Child(pid, fd), wrapped=None, receiver=None, streams=[], end=None, pid=pid)
+    rank.assignment = SimpleNamespace(local_rank=0, rank=0)
+    rank.signals, rank.last_lines = {signal.SIGKILL}, lambda **_: ()
+    group = RankGroup.__new__(RankGroup)
+    group.__dict__.update(ranks=[rank], by_pid={pid: rank}, is_closed=False, _last_lines={}, _filters=())
+    monkeypatch.setattr(group, "note_exit", lambda _rank, status, **_: ended.append(status))
+    context: Any = Anything()
+    context.current, context.terminals, context.wrapped, context.attempt = HostAttempt(), None, None, 0
+    context.current.group = group
+    context.poller = SimpleNamespace(unwatch=unwatched.append)
+    ranks = RankActions.__new__(RankActions)
+    orphans = SimpleNamespace(end=bool, is_left=False)
+    exec_wait = SimpleNamespace(close=bool, failed=lambda _pid: False)
+    ranks.__dict__.update(_context=context, _reaper=Anything(), exec_wait=exec_wait, orphans=orphans)
+    try:
+        ranks.close()
+        assert (unwatched, rank.child) == ([fd], Child(pid, -1))
+        assert open_descriptors() == before
+    finally:
+        group.signal([0], signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+    assert ranks.on_exit(pid, ExitStatus(None, os.WTERMSIG(status)))
+    assert [one.signum for one in ended] == [signal.SIGKILL]
 
 
 class Anything:
