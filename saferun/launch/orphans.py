@@ -64,7 +64,7 @@ class Orphans(PartBase):
     Args:
         run_id: marks the processes of this run.
         not_ours: children of this process that have nothing to do with the launch.
-        exempt: returns the processes that are saferun's own, or ranks that were given up.
+        exempt: returns the processes that are saferun's own, and the ranks.
         on_gone: called when none is left, with the pids of all that had to be ended.
         report: takes one line for the user.
         report_wait: takes the line about those that are waited for, as often as it is repeated.
@@ -83,9 +83,9 @@ class Orphans(PartBase):
         warn: Callable[[str], None],
     ) -> None:
         self.deadline: float | None = None  # when ``sweep`` is due, in monotonic seconds
-        self.given_up: set[int] = set()  # of earlier attempts, which no signal ends
         self._run_id = run_id
-        self._not_ours = not_ours
+        self._not_ours = set(not_ours)
+        self._given_up: dict[int, int] = {}  # pid -> start time in clock ticks since boot
         self._exempt = exempt
         self._on_gone = on_gone
         self._report = report
@@ -315,9 +315,15 @@ class Orphans(PartBase):
         self.deadline = None
         left, unsure = self._scan()
         if left:
-            self.given_up.update(left)
+            self.give_up(left)
             self._warn(f"could not be ended and is left behind: {self._description(left)}")
         self._warn_of(unsure)
+
+    def give_up(self, pids: Iterable[int]) -> None:
+        """No signal ends these: they are left alone with their descendants, as long as they live."""
+        for pid in pids:
+            stat = read_stat(pid)
+            self._given_up[pid] = stat.start_ticks if stat is not None else 0
 
     def _warn_of(self, unsure: list[int]) -> None:
         if unsure:
@@ -340,8 +346,11 @@ class Orphans(PartBase):
             self.deadline = None
             self._on_gone(tuple(sorted(self._swept)))
 
-    def on_exit(self, _pid: int, _status: ExitStatus) -> bool:
+    def on_exit(self, pid: int, _status: ExitStatus) -> bool:
         """A child has been reaped. It may have been the last orphan, so the next sweep is due at once."""
+        # Another process may get its number.
+        self._not_ours.discard(pid)
+        self._given_up.pop(pid, None)
         if self.deadline is not None:
             self.deadline = 0.0
         return False
@@ -377,7 +386,8 @@ class Orphans(PartBase):
 
     def _scan(self) -> tuple[list[int], list[int]]:
         """The orphans there are now, and the processes of which that cannot be known without a wait."""
-        leave_out = {*self._not_ours, *self._exempt(), *self.given_up}
+        self._given_up = {pid: started for pid, started in self._given_up.items() if _lives(pid, started)}
+        leave_out = {*self._not_ours, *self._exempt(), *self._given_up}
         found: dict[bool | None, list[int]] = {True: [], None: [], False: []}
         left = set[int]()
         for pid in descendants_of(os.getpid(), frozenset(leave_out)):
@@ -426,6 +436,12 @@ class Orphans(PartBase):
         ranks = self._ranks_of(pids)
         of = f" of rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}" if 0 < len(ranks) <= _MOST_NAMED else ""
         return f"{_count(pids)}{of}: {_names(pids)}"
+
+
+def _lives(pid: int, start_ticks: int) -> bool:
+    """Whether this is still the process that was started then, if that can be read."""
+    stat = read_stat(pid)
+    return _session_of(pid) >= 0 and (stat is None or start_ticks in {0, stat.start_ticks})
 
 
 def _session_of(pid: int) -> int:

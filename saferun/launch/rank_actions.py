@@ -353,5 +353,5 @@ class RankActions(PartBase):
 
     def forget(self) -> None:
         """The attempt has been reported on. Ranks that no signal ends are left as they are."""
-        self.orphans.given_up.update(self._context.current.by_pid)
+        self.orphans.give_up(self._context.current.by_pid)
         self._context.current = HostAttempt()
