@@ -89,7 +89,7 @@ class CoordinatorClient:
         self._links_opened = 0
         self._lines: JsonLines | None = None
         self._unsent: list[JsonObject] = []
-        self._is_lost = False  # the coordinator is gone, and no replacement was started
+        self._is_lost = False  # the coordinator of this attempt is gone, without a replacement
         self.ended_by = 0  # the signal that ended the last one
         self._stderr = LineAssembler()
         self._is_closed = False
@@ -126,6 +126,7 @@ class CoordinatorClient:
     def attach(self, lines: JsonLines) -> None:
         """Talk to the coordinator of another process."""
         self._lines = lines
+        self._is_lost = False
         self._poller.watch(lines.fd, self._on_readable)
         self._send_unsent()
 
@@ -138,6 +139,8 @@ class CoordinatorClient:
         """
         if answers:
             self.unanswered, self._answers = message, answers
+        if message["op"] == "join":
+            self._is_lost = False  # what follows is the next attempt's
         if self._link is not None:
             self._link.send(message)
         elif self._lines is not None:
@@ -296,6 +299,7 @@ class CoordinatorClient:
         if is_there:
             self._lose(what, KILLED_HINT)
         else:
+            self._is_lost = True
             self._lose("saferun of local rank 0 on this host is gone", "look at its last messages")
 
     def _lose(self, what: str, hint: str) -> None:

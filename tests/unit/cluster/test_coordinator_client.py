@@ -1,0 +1,98 @@
+"""What is kept for a coordinator of another process that is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from socket import SOCK_STREAM
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from saferun.cluster.coordinator_client import CoordinatorClient
+from saferun.linux.bare_socket import AF_UNIX, socketpair
+from saferun.linux.json_lines import JsonLines
+from saferun.linux.poller import Poller
+from saferun.model import JsonObject
+from tests.unit.samples import CONFIG
+
+
+class Task:
+    """Another task of a host than the one that has the coordinator."""
+
+    def __init__(self) -> None:
+        self.lost: list[str] = []
+        self.heard: list[JsonObject] = []
+        self.replacement: JsonObject | None = None
+        self.is_there = False
+        self.poller = Poller()
+        callbacks: Any = SimpleNamespace()
+        self.client = CoordinatorClient(
+            CONFIG,
+            {},
+            self.poller,
+            callbacks,
+            on_message=lambda _message: None,
+            on_lost=lambda what, _hint: self.lost.append(what),
+            replacement=lambda _what: self.replacement,
+            connect_again=self.connect_again,
+        )
+        self.other: JsonLines | None = None
+        self.connect()
+
+    def connect(self) -> None:
+        mine, theirs = socketpair(AF_UNIX, SOCK_STREAM)
+        self.other = JsonLines(theirs, self.poller)
+        self.client.attach(JsonLines(mine, self.poller))
+
+    def connect_again(self) -> bool:
+        if self.is_there:
+            self.connect()
+        return self.is_there
+
+    def lose(self) -> None:
+        assert self.other is not None
+        self.other.close()
+        self.poller.wait(1)
+
+    def arrived(self) -> list[str]:
+        assert self.other is not None
+        return [message["op"] for message in self.other.receive() or ()]
+
+
+@pytest.fixture
+def task() -> Iterator[Task]:
+    task = Task()
+    yield task
+    task.client.close(0)
+    if task.other is not None:
+        task.other.close()
+    task.poller.close()
+
+
+def test_for_one_that_is_gone_nothing_of_the_attempt_is_kept(task: Task) -> None:
+    """The ranks may go on for days without it, and each of their states was kept in memory."""
+    task.lose()
+    assert task.lost == ["saferun of local rank 0 on this host is gone"]
+    for number in range(1000):
+        task.client.send({"op": "state", "attempt": 0, "state": {"s": "running", "n": number}})
+    task.connect()
+    assert task.arrived() == []
+
+
+def test_what_the_next_attempt_sends_before_it_is_connected_arrives(task: Task) -> None:
+    """The user may end an attempt for which the hosts are only about to meet."""
+    task.lose()
+    task.client.send({"op": "state", "attempt": 0, "state": {}})
+    task.client.send({"op": "join", "attempt": 1}, answers=("joined", "join_failed"))
+    task.client.send({"op": "append", "attempt": 1, "message": {"kind": "abort"}})
+    task.connect()
+    task.client.send({"op": "state", "attempt": 1, "state": {}})
+    assert task.arrived() == ["join", "append", "state"]
+
+
+def test_a_successor_gets_what_follows(task: Task) -> None:
+    task.is_there, task.replacement = True, {"op": "rejoin", "task": 1}
+    task.lose()
+    task.client.send({"op": "state", "attempt": 0, "state": {}})
+    assert (task.arrived(), task.lost) == (["rejoin", "state"], [])
