@@ -5,6 +5,9 @@ of which at least one needs the server: its status, how full its file system is,
 there the process that serves it is asked for the status anyway, and for a first name may list all of a bucket.) Each is
 asked by a thread of its own. One that gets no answer stays behind in the check process, which is not waited for.
 
+A path that the user has named has to exist: a file system that is not mounted is not there. Of the others the nearest
+directory above counts, as a run directory is made later.
+
 The ranks of several hosts wait for this check. What they may never use is not waited for as long as what they need.
 
 Sources: stat(2), statfs(2), proc_pid_mountinfo(5); Linux, fs/ext4/super.c (errors=remount-ro, emergency_ro),
@@ -34,8 +37,11 @@ PATIENCE_S = 5.0
 _NEEDLESS_S = 2.0
 """The same for what the ranks of a launch may do without: saferun's own files, HOME, TMPDIR."""
 _CLASS = "file_system_error"
+_MISSING = frozenset({errno.ENOENT, errno.ENOTDIR})
+_BROKEN_HINT = "look at `dmesg`, at the server, and at the network to it; processes that use it hang, or fail"
+_MISSING_HINT = "see whether its file system is mounted on this host, and whether the path is right"
 _MOST_PATHS = 16
-# What a file system answers that is broken; that there is no such path, or no permission, is an answer like others.
+# What a file system answers that is broken; that there is no permission is an answer like others.
 _BROKEN = frozenset(
     {
         *(errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.ETIMEDOUT, errno.ESHUTDOWN, errno.ENXIO),
@@ -82,6 +88,8 @@ def check_storage(context: CheckContext) -> CheckResult:
         for answer in answers
         if answer.error in _BROKEN
     ]
+    missing = [answer.path for answer in answers if answer.error in _MISSING]
+    problems += [f"{path} does not exist" for path in missing]
     used = {mount_of(path, mounts) for path in (*needed, *others)}
     # Late after so short a time is not proof enough to blame the host.
     late = [f"{_path_text(path, mounts)} does not answer within {_NEEDLESS_S:g} s" for path in silent if path in others]
@@ -89,14 +97,16 @@ def check_storage(context: CheckContext) -> CheckResult:
         is_damaged = one.is_certain or _has_failed(context, one.device)
         if is_damaged or one.point in used:
             (problems if is_damaged else late).append(f"the file system at {one.point} has become read-only")
-    facts = [(answer.path, f"{answer.took_s:.4f} s") for answer in answers]
+    facts = [
+        (answer.path, "does not exist" if answer.path in missing else f"{answer.took_s:.4f} s") for answer in answers
+    ]
     facts += [(path, "no answer") for path in silent]
-    broken = [*silent, *(answer.path for answer in answers if answer.error in _BROKEN)]
+    broken = [*silent, *(answer.path for answer in answers if answer.error in _BROKEN), *missing]
     facts[:0] = [(UNUSABLE, path) for path in broken if path in needed]
     if problems or late:
-        hint = "look at `dmesg`, at the server, and at the network to it; processes that use it hang, or fail"
-        message = "; ".join(dict.fromkeys((*problems, *late)))
-        return warning(message, hint, facts, class_name=_CLASS if problems else "")
+        texts = list(dict.fromkeys((*problems, *late)))
+        hints = [_BROKEN_HINT] * (len(texts) > len(missing)) + [_MISSING_HINT] * bool(missing)
+        return warning("; ".join(texts), "; ".join(hints), facts, class_name=_CLASS if problems else "")
     slowest = max(answers, key=lambda answer: answer.took_s, default=_Answer("", 0, 0.0))
     return ok(f"{len(answers)} paths answer, the slowest in {duration_text(slowest.took_s)}", facts)
 
@@ -121,12 +131,18 @@ def _ask(
     context: CheckContext, needed: Sequence[str], others: Sequence[str], mounts: list[tuple[str, str]]
 ) -> tuple[list[_Answer], list[str]]:
     """What the paths answer, and those that do not, in their order."""
+    named = {os.path.abspath(path) for path in context.storage}
     found: dict[str, _Answer] = {}
     asked = []
 
     def ask(path: str) -> None:
         began_at = time.monotonic()
-        error = _error_of(own_path(context, path), lists=not file_system_of(path, mounts)[1].startswith("fuse"))
+        lists = not file_system_of(path, mounts)[1].startswith("fuse")
+        own = own_path(context, path)
+        error = _error_of(own, lists=lists)
+        while error in _MISSING and path not in named:
+            above = os.path.dirname(own)
+            own, error = above, _error_of(above, lists=lists) if above != own else 0
         found[path] = _Answer(path, error, time.monotonic() - began_at)
 
     began_at = time.monotonic()
@@ -142,16 +158,13 @@ def _ask(
 
 
 def _error_of(path: str, *, lists: bool = True) -> int:
-    """What is wrong with a path, or with the nearest directory above it that exists; an errno, or 0."""
+    """What is wrong with a path; an errno, or 0."""
     try:
         status = os.stat(path)
         os.statvfs(path)
         if lists and stat.S_ISDIR(status.st_mode):
             with os.scandir(path) as entries:
                 next(entries, None)
-    except (FileNotFoundError, NotADirectoryError):
-        above = os.path.dirname(path)
-        return _error_of(above, lists=lists) if above != path else 0
     except OSError as error:
         return error.errno or errno.EIO
     except ValueError:

@@ -21,7 +21,7 @@ from saferun.preflight.checks.all_checks import CHECKS, OF_HEALTH, checks_for
 from saferun.preflight.checks.recent_kernel import check_kernel_log
 from saferun.preflight.checks.storage import check_storage, read_only_file_systems
 from saferun.preflight.outcome import bad_hosts, findings_of
-from saferun.preflight.results import CheckResult, HostInfo, Preflight
+from saferun.preflight.results import UNUSABLE, CheckResult, HostInfo, Preflight
 from tests.unit.preflight.host_roots import Root
 
 
@@ -91,6 +91,7 @@ def remounted(root: Root, *, errors: int = 0, ago_s: float = 0.0) -> None:
 def test_a_planned_remount_as_read_only_blames_no_host(root: Root, counted: dict[str, Any]) -> None:
     """It leaves bind mounts and copied namespaces "rw", as damage does. Who uses the path is warned."""
     remounted(root, **counted)
+    root.write("data/me/notes")
     for is_of_host in (False, True):
         assert check_storage(root.context(is_of_host=is_of_host)).verdict == "ok"
         used = check_storage(root.context(storage=("/data/me",), is_of_host=is_of_host))
@@ -151,7 +152,27 @@ def test_what_a_path_answers_is_a_fault_only_if_the_file_system_is_broken(
 
 def test_a_path_that_is_missing_stands_for_the_directory_above(root: Root) -> None:
     """A run directory is made later."""
-    assert check_storage(root.context(run_dir="/no/such/run", storage=("/etc/passwd/x",))).verdict == "ok"
+    root.write("etc/passwd")
+    environ = {"TMPDIR": "/etc/passwd/x"}
+    for is_of_host in (False, True):
+        assert check_storage(root.context(environ, run_dir="/no/such/run", is_of_host=is_of_host)).verdict == "ok"
+
+
+@pytest.mark.parametrize("path", ["/no/scratch", "/etc/passwd/x", "/scratch/\udcff"])
+def test_a_path_that_the_user_has_named_has_to_exist(root: Root, path: str) -> None:
+    """A file system that is not mounted is not there. On one host of several it is that host's fault, on all it is a
+    wrong path.
+    """
+    root.write("etc/passwd")
+    root.write("home/me")
+    result = check_storage(root.context(run_dir="/no/such/run", storage=(path, "/home")))._replace(name="storage")
+    assert (result.verdict, result.class_name) == ("warn", "file_system_error")
+    assert result.message == f"{path} does not exist"
+    assert result.hint == "see whether its file system is mounted on this host, and whether the path is right"
+    assert [fact for fact in result.facts if fact[0] == UNUSABLE] == [(UNUSABLE, path)]
+    (finding,) = findings_of([result])
+    assert [fault.kind for fault in found_faults([finding._replace(label="node1")], 4)] == ["file_system"]
+    assert found_faults([finding._replace(label=label) for label in "abc"], 4) == ()
 
 
 def test_what_the_ranks_may_do_without_is_waited_for_a_moment_and_blames_no_host(
@@ -194,7 +215,7 @@ def test_a_bucket_that_looks_like_a_directory_is_not_listed(root: Root, monkeypa
     assert (listed["/bucket/images"], listed["/scratch/me"]) == (False, True)
 
 
-@pytest.mark.parametrize("path", ["/scratch/\0", "/scratch/\udcff", "/" + "x" * 5000, "/a" * 3000])
+@pytest.mark.parametrize("path", ["/scratch/\0", "/" + "x" * 5000, "/a" * 3000])
 def test_a_path_that_can_be_none_is_no_fault_of_the_host(root: Root, path: str) -> None:
     """Settings and variables may hold anything."""
     assert check_storage(root.context({"TMPDIR": path}, storage=(path,))).verdict == "ok"
@@ -207,6 +228,7 @@ def test_a_current_directory_that_has_been_removed_costs_only_itself(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
+    root.write("etc/passwd")
     result = check_storage(root.context({"HOME": "/", "TMPDIR": "relative"}, storage=("/etc",)))
     assert (result.verdict, [path for path, _ in result.facts]) == ("ok", ["/etc", "/"])
 
