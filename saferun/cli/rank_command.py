@@ -28,7 +28,7 @@ def rank_command(values: SimpleNamespace, environ: Mapping[str, str]) -> Command
     if script == NO_SCRIPT:
         return Command((), run_path=False, name="")
     if values.run_path:
-        _check_script(script)
+        check_script(script)
         return Command((script, *rest), run_path=True, name=script)
     if values.no_python:
         if values.module:
@@ -41,11 +41,16 @@ def rank_command(values: SimpleNamespace, environ: Mapping[str, str]) -> Command
     if values.module:
         return Command((python, "-u", "-m", script, *rest), run_path=False, name=script)
     if python == sys.executable:  # another program may go elsewhere before it reads the script: into a container
-        _check_script(script)
+        check_script(script)
     return Command((python, "-u", script, *rest), run_path=False, name=script)
 
 
-def _check_script(script: str) -> None:
+def check_script(script: str) -> None:
+    """Refuse a script that does not exist or cannot be read.
+
+    Raises:
+        UsageError: it is so.
+    """
     if "$" in script or script.startswith("-"):
         return  # a name that differs by rank; the program comes from standard input, or is an option of the interpreter
     # Not by opening it: what is in a named pipe is meant for the rank.

@@ -9,6 +9,7 @@ from textwrap import wrap
 
 import saferun
 from saferun.cli.env_option import read_env
+from saferun.cli.rank_command import check_script
 from saferun.config import EnvironConfig
 from saferun.console.stderr import print_error
 from saferun.ctl.answer import answer, answer_json
@@ -81,6 +82,8 @@ def _explain(arguments: argparse.Namespace, profiles: ProfileSet) -> int:
 
 
 def _lint(arguments: argparse.Namespace) -> int:
+    if arguments.script is not None:
+        check_script(arguments.script)
     pairs = read_env(arguments.env, os.environ, print_error, on_command_line=True)
     config = EnvironConfig(
         profiles=tuple(name for name in arguments.env_profile.split(",") if name),
@@ -96,20 +99,28 @@ def _lint(arguments: argparse.Namespace) -> int:
     apply(resolution, environ, RankAssignment(0, 0, 0), host=host, world_size=1, run_dir=None, rank_dir=None)
     result = check(environ, python=arguments.python, script=arguments.script, budget_s=_SEARCH_S)
     found = result.findings if arguments.all else result.when_asked
-    lines = [one_line(finding) for finding in found] or ["no problems found"]
-    lines += searched_lines(result.known, everything=arguments.all)
+    lines = [one_line(finding) for finding in found]
+    lines += searched_lines(result.known, everything=arguments.all, has_found=bool(found))
     _answer(arguments, lines, findings=[finding._asdict() for finding in found])
     return 1 if found else 0
 
 
-def searched_lines(known: KnownNames, *, everything: bool) -> list[str]:
-    """What the answer is based on. ``everything``: with the names of all libraries and packages."""
+def searched_lines(known: KnownNames, *, everything: bool, has_found: bool = False) -> list[str]:
+    """What the answer is based on, after ``no problems found`` if there are none.
+
+    Args:
+        known: what was searched.
+        everything: with the names of all libraries and packages.
+        has_found: whether problems were found.
+    """
     if not (known.libraries or known.unsearched):
-        return ["nothing was searched: no variable is set that the lint checks"]
+        searched = "no library or package was searched"
+        return [searched if has_found else "no problems found: no variable is set that the lint checks"]
+    all_clear = [] if has_found else ["no problems found"]
     families = sorted(family for family, libraries in known.owners.items() if libraries)
     among = f", among them those that read the variables of {', '.join(families)}" if families else ""
     libraries = count_text(len(known.libraries), "library", "libraries")
-    lines = [f"searched: {libraries} and {count_text(len(known.modules), 'Python package')}{among}"]
+    lines = [*all_clear, f"searched: {libraries} and {count_text(len(known.modules), 'Python package')}{among}"]
     if known.unsearched:
         lines.append(f"not found or not searched: {_first(known.unsearched, everything=everything)}")
     if everything:

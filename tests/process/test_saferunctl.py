@@ -176,10 +176,7 @@ def test_diff_tells_what_would_change() -> None:
 @pytest.mark.usefixtures("directory")
 def test_lint_of_an_environment_without_knobs_is_content() -> None:
     """Nothing is searched where there is nothing to look for."""
-    assert answer("env", "lint") == [
-        "no problems found",
-        "nothing was searched: no variable is set that the lint checks",
-    ]
+    assert answer("env", "lint") == ["no problems found: no variable is set that the lint checks"]
 
 
 @pytest.mark.slow
@@ -230,7 +227,7 @@ def test_lint_can_look_at_profiles(directory: Path) -> None:
     (directory / "saferun.yaml").write_text("profiles: {mine: {variables: {NCCL_SOCKET_IFNAME: eht0}}}")
     line, _ = answer("env", "lint", "--env-profile", "mine", code=1)
     assert line.startswith("NCCL_SOCKET_IFNAME=eht0: ")
-    assert answer("env", "lint", "--env-profile", "minimal")[0] == "no problems found"
+    assert answer("env", "lint", "--env-profile", "minimal")[0].startswith("no problems found")
 
 
 @pytest.mark.usefixtures("directory")
@@ -265,6 +262,7 @@ def test_lint_shows_no_secret() -> None:
         pytest.param(
             ("env", "lint", "--env-profile", "minimum"), "'minimum'", "did you mean minimal?", marks=pytest.mark.slow
         ),
+        (("env", "lint", "nowhere.py"), "there is no script nowhere.py", "check the path"),
         (("env", "lint", "--env", ""), "--env is empty", "--env NAME=VALUE"),
         pytest.param(
             ("env", "--vendor", "intel", "list"), "'intel'", "see saferunctl env --help", marks=pytest.mark.slow

@@ -160,9 +160,7 @@ def test_a_path_that_is_missing_stands_for_the_directory_above(root: Root) -> No
 
 @pytest.mark.parametrize("path", ["/no/scratch", "/etc/passwd/x", "/scratch/\udcff"])
 def test_a_path_that_the_user_has_named_has_to_exist(root: Root, path: str) -> None:
-    """A file system that is not mounted is not there. On one host of several it is that host's fault, on all it is a
-    wrong path.
-    """
+    """On one host of several it is that host's fault: a file system is not mounted. On all it is a wrong path."""
     root.write("etc/passwd")
     root.write("home/me")
     result = check_storage(root.context(run_dir="/no/such/run", storage=(path, "/home")))._replace(name="storage")
