@@ -116,6 +116,19 @@ class RunLogs:
         """Whether there is the directory of a rank, wanted or not, or an index of output."""
         return bool(self._indexes) or any(True for _ in self._all_names())
 
+    def hosts(self) -> list[str]:
+        """The hosts that have files here, whether or not a rank of theirs has written anything; sorted."""
+        return self._files.hosts()
+
+    def attempts(self) -> set[int]:
+        """The attempts that have a directory, wanted or not."""
+        names = (name for host in self._files.hosts() for name in self._files.names_below(host))
+        return {int(name.removeprefix("attempt_")) for name in names if _ATTEMPT.fullmatch(name)}
+
+    def ranks(self) -> set[int]:
+        """The ranks that have a directory, wanted or not: those that have written nothing may have none."""
+        return {name.rank for name in self._all_names()}
+
     def close(self) -> None:
         """Nothing more is read."""
         self._files.close()

@@ -17,11 +17,13 @@ from saferun.ctl.durations import seconds_of
 from saferun.ctl.pace import Pace
 from saferun.ctl.rank_lists import ranks_of
 from saferun.ctl.run_directory import LATEST, FoundRun, add_run_argument, find_run, is_below_here, state_of
-from saferun.errors import UsageError, printable
+from saferun.errors import UsageError, printable, suppress
 from saferun.files.run_dir import shorter_path
+from saferun.files.run_files import RUN_JSON, open_run, read_json
 from saferun.linux.limits import raise_files
 from saferun.model import Value
-from saferun.text.wording import count_text
+from saferun.text.decoding import MALFORMED
+from saferun.text.wording import count_text, rank_spans, ranks_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ _AGAIN_S = 0.1
 _NOTED_S = 0.05
 _FIND_S = 1.0
 _MOST_LAST = 1_000_000
+_NAMED_HOSTS = 5
+_MOST_RANKS = 1000
 _CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]")
 
 
@@ -82,6 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", "name another run; see saferunctl list") from None
     reason = None if logs.has_files() else _without_files(path)
+    reason = reason or _unknown(chosen, logs, path, follows=arguments.follow)
     if reason is not None:
         logs.close()
         raise reason
@@ -134,6 +139,41 @@ def _without_files(path: str) -> UsageError | None:
     return None
 
 
+def _unknown(chosen: _Chosen, logs: RunLogs, path: str, *, follows: bool) -> UsageError | None:
+    """Why nothing can be there that is asked for; None: it may be, or come."""
+    if follows and state_of(path).is_living:
+        return None
+    hosts = logs.hosts() if chosen.hosts else []
+    for host in chosen.hosts:
+        if hosts and host not in hosts:
+            more = f" and {len(hosts) - _NAMED_HOSTS} more" if len(hosts) > _NAMED_HOSTS else ""
+            known = f"there are files of {', '.join(hosts[:_NAMED_HOSTS])}{more}"
+            return UsageError(f"there is no host {host} in this run", known)
+    attempts = logs.attempts() if chosen.attempt is not None else set()
+    if attempts and chosen.attempt not in attempts:
+        known = f"attempt{'s' if len(attempts) > 1 else ''} {', '.join(rank_spans(attempts)[0])}"
+        return UsageError(f"there is no attempt {chosen.attempt} in this run", f"it has {known}; 0 is the first")
+    count = _rank_count(path) if chosen.ranks else 0
+    if count and min(span.start for span in chosen.ranks) >= count:
+        known_ranks = {*range(count), *logs.ranks()}
+        if not any(rank in span for rank in known_ranks for span in chosen.ranks):
+            asked = ranks_text(rank for span in chosen.ranks for rank in span[:_MOST_RANKS])
+            are = "are" if asked.startswith("ranks") else "is"
+            return UsageError(f"there {are} no {asked} in this run", f"it has {ranks_text(known_ranks)}")
+    return None
+
+
+def _rank_count(path: str) -> int:
+    """How many ranks a run has; 0: not known."""
+    with suppress(OSError, *MALFORMED):
+        fd = open_run(path)
+        try:
+            return int(read_json(fd, RUN_JSON)["environment"]["WORLD_SIZE"])
+        finally:
+            os.close(fd)
+    return 0
+
+
 class _Chosen(Value):
     ranks: tuple[range, ...]
     hosts: tuple[str, ...]
@@ -177,7 +217,11 @@ def since_time(text: str, now: float) -> float:
             return time.mktime(time.strptime(text, form))
         except (ValueError, OverflowError):
             continue
-    return now - seconds_of("--since", text)
+    try:
+        return now - seconds_of("--since", text)
+    except UsageError:
+        hint = "write 10min, 14:05 or 2026-01-31T14:05"
+        raise UsageError(f"--since {text} is neither a duration nor a time", hint) from None
 
 
 def _pattern(pattern: str | None) -> re.Pattern[bytes] | None:

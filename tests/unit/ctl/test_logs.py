@@ -226,7 +226,7 @@ def test_a_pattern_that_never_ends_is_given_up(
         (("--rank", "1-"), "--rank 1- is no list of ranks"),
         (("--grep", "("), "--grep (: "),
         (("--grep", "a" * 1001), "--grep: the pattern has more than 1000 characters"),
-        (("--since", "soon"), "--since soon is not a duration"),
+        (("--since", "soon"), "--since soon is neither a duration nor a time"),
         (("-n", "-1"), "--lines -1 is out of range"),
         (("--stdout", "--stderr"), "not allowed with"),
     ],
@@ -244,6 +244,31 @@ def test_a_wrong_question_is_answered_in_two_lines(
     lines = capfd.readouterr().err.splitlines()
     assert what in lines[0]
     assert lines[1].startswith("hint: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "hint"),
+    [
+        (("--rank", "99"), "there is no rank 99 in this run", "it has ranks 0-4"),
+        (("--rank", "7-8"), "there are no ranks 7-8 in this run", "it has ranks 0-4"),
+        (("--attempt", "7"), "there is no attempt 7 in this run", "it has attempts 0-1; 0 is the first"),
+        (("--host", "node1", "--host", "nohost"), "there is no host nohost in this run", "files of node1, node2"),
+    ],
+    ids=str,
+)
+def test_what_the_run_does_not_have_is_no_empty_answer(
+    two_hosts: Path, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], what: str, hint: str
+) -> None:
+    """Ranks 3 and 4 have written nothing, which is no error."""
+    described = json.loads((two_hosts / "run.json").read_text())
+    (two_hosts / "run.json").write_text(json.dumps({**described, "environment": {"WORLD_SIZE": "5"}}))
+    assert ctl.main(["logs", NAME, *arguments]) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    first, second = said.err.splitlines()
+    assert first == f"saferun: {what}"
+    assert hint in second
+    assert printed(capfd, "--rank", "4") == []
 
 
 def test_times_are_understood_in_many_forms() -> None:
