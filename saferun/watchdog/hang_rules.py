@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from saferun.evidence.job_evidence import HangVerdict
-from saferun.text.wording import duration_text
+from saferun.text.wording import count_text, duration_text
 from saferun.watchdog.rank_histories import RankHistories
 from saferun.watchdog.rank_history import RankHistory
 
@@ -106,7 +106,8 @@ def _cores_text(ranks: RankHistories) -> str:
     if not ranks.cores_since:
         return ""
     since, rank = min((since, rank) for rank, since in ranks.cores_since.items())
-    more = f" (and those of {len(ranks.cores_since) - 1} more)" if len(ranks.cores_since) > 1 else ""
+    others = len(ranks.cores_since) - 1
+    more = f" (and {'that' if others == 1 else 'those'} of {count_text(others, 'other rank')})" if others else ""
     return f"the core of rank {rank}{more} is still being written after {duration_text(ranks.at - since)}"
 
 
@@ -116,7 +117,8 @@ def _overdue_text(ranks: RankHistories) -> str:
     if not late:
         return ""
     _, rank, phase = min(late)
-    more = f" (and {len(late) - 1} more ranks in theirs)" if len(late) > 1 else ""
+    others = len(late) - 1
+    more = f" ({count_text(others, 'other rank')} {'is' if others == 1 else 'are'} late, too)" if others else ""
     expected_s = duration_text(phase.until - phase.since)
     return f"rank {rank} has been in {phase.what!r} longer than the expected {expected_s}{more}"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from saferun.text.script_state import ReportedPhase, ScriptState
 from saferun.watchdog.job_verdicts import combine, packed, verdict_from
 from tests.unit.watchdog.simulated_jobs import QUIET, TRAINS, Job, Rates, kinds
@@ -46,6 +48,17 @@ def test_a_phase_that_takes_longer_is_a_hang_at_once_and_named() -> None:
     assert verdict.certain
     assert verdict.overdue == "rank 1 has been in 'saving the checkpoint' longer than the expected 120 s"
     assert at <= 4 * TIMEOUT_S + 4 * job.interval_s
+
+
+@pytest.mark.parametrize(
+    ("count", "more"), [(2, " (1 other rank is late, too)"), (4, " (3 other ranks are late, too)")]
+)
+def test_of_several_late_ranks_one_is_named_and_the_others_are_counted(count: int, more: str) -> None:
+    job = Job(TIMEOUT_S, *[QUIET] * count)
+    for rank in range(count):
+        job.scripts[rank] = expecting(job, 4 * TIMEOUT_S, "saving")
+    job.run(4.3)
+    assert job.told[0][1].overdue == f"rank 0 has been in 'saving' longer than the expected 120 s{more}"
 
 
 def test_a_rank_that_works_for_longer_than_it_has_said_is_only_suspected() -> None:
