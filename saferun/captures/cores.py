@@ -112,7 +112,11 @@ def examine_cores(request: CoreRequest) -> Iterator[CoreDump | CoresFound | Libr
 
         finds, others = _find(request, pattern, limits, deadline, unpack)
         found = {find.notes.pid for find in finds}
-        yield from _coreless(request, found, lambda dead: why_none(pattern, dead.cwd or os.getcwd(), limits, others))
+
+        def why(dead: DeadProcess) -> str:
+            return why_none(pattern, dead.cwd or os.getcwd(), limits, others, is_raised=request.may_delete)
+
+        yield from _coreless(request, found, why)
         groups: set[tuple[object, ...]] = set()
         for start in range(0, len(finds), _BATCH):
             batch = finds[start : start + _BATCH]

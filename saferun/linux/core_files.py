@@ -15,8 +15,9 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 
+from saferun.linux.container import in_container
 from saferun.linux.core_notes import CoreError, CoreNotes, open_regular, read_core_notes
-from saferun.linux.core_pattern import RENAMED_PREFIX, CorePattern, file_in_place, room_for_core
+from saferun.linux.core_pattern import RENAMED_PREFIX, CorePattern, file_in_place, room_for_core, takes_files
 from saferun.linux.ownership import Identity, identity, open_directory
 from saferun.model import Value
 
@@ -228,7 +229,14 @@ def _identity_of(status: os.stat_result) -> Identity:
     return status.st_dev, status.st_ino
 
 
-def why_none(pattern: CorePattern, cwd: str, limits: tuple[int, int], others: Sequence[CoreFile]) -> str:
+def why_none(
+    pattern: CorePattern,
+    cwd: str,
+    limits: tuple[int, int],
+    others: Sequence[CoreFile],
+    *,
+    is_raised: bool = False,
+) -> str:
     """Why a process that should have left a core has none, in one line.
 
     Args:
@@ -236,6 +244,7 @@ def why_none(pattern: CorePattern, cwd: str, limits: tuple[int, int], others: Se
         cwd: where the process was started; empty if unknown.
         limits: soft and hard RLIMIT_CORE before anything was raised; -1: none.
         others: cores of other processes where its own would be.
+        is_raised: whether saferun has raised the soft limit.
     """
     if not pattern.is_file:
         return _why_none_handled(pattern)
@@ -244,15 +253,26 @@ def why_none(pattern: CorePattern, cwd: str, limits: tuple[int, int], others: Se
     directory = pattern.directory(cwd)
     if pattern.is_shared_name and others:
         return f"no core: that of pid {_pid_text(others[-1])} took its place: {pattern.description()}"
-    in_place = file_in_place(directory, pattern.repeated_name) if limits[0] == 0 else ""
+    is_off = limits[0] == 0 and not is_raised
+    in_place = file_in_place(directory, pattern.repeated_name) if is_off else ""
     if in_place:
         return f"no core: it would have replaced {in_place}"
     reason = room_for_core(directory, 0)
     if reason:
         return f"no core: {reason}"
-    soft = "; the soft limit was 0: --cores backtrace raises it where the disk has room" if limits[0] == 0 else ""
+    soft = _how_to_raise(pattern) if is_off else ""
     elsewhere = " or below it (a process may change its directory)" if pattern.is_relative else ""
     return f"no core in {directory}{elsewhere}{soft}"
+
+
+def _how_to_raise(pattern: CorePattern) -> str:
+    """What the user has to do where the soft limit is 0 and saferun has left it so, as ``core_limits`` has it."""
+    where = "where a local disk has room for the cores of all ranks"
+    if in_container(os.environ):
+        where = f"in a container only if --cores backtrace is passed, and {where}"
+    elif takes_files(pattern):
+        where = f"as cores have one name here, only if --cores backtrace is passed, and {where}"
+    return f"; the soft limit is 0 (ulimit -c); saferun raises it {where}"
 
 
 def _why_none_handled(pattern: CorePattern) -> str:

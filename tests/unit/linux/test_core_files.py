@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saferun.linux import core_files
 from saferun.linux.core_files import (
     CoreFile,
     core_directories,
@@ -315,6 +316,23 @@ def test_the_reason_for_a_missing_core_is_told(tmp_path: Path) -> None:
     assert f"it would have replaced {here}/core" in why_none(CorePattern("core"), here, (0, -1), [])
     assert "replaced" not in why_none(CorePattern("core.%p"), here, (0, -1), [])
     assert "replaced" not in why_none(CorePattern("core"), here, UNLIMITED, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "is_contained", "remedy"),
+    [
+        ("core.%p", True, "in a container only if --cores backtrace is passed, and where a local disk has room"),
+        ("core", False, "as cores have one name here, only if --cores backtrace is passed, and where a local disk"),
+        ("core.%p", False, "(ulimit -c); saferun raises it where a local disk has room for the cores of all ranks"),
+    ],
+)
+def test_where_the_limit_was_left_at_0_the_reason_says_what_raises_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_contained: bool, remedy: str
+) -> None:
+    """The default is no remedy for what it has not done."""
+    monkeypatch.setattr(core_files, "in_container", lambda _environ: is_contained)
+    assert remedy in why_none(CorePattern(name), str(tmp_path), (0, -1), [])
+    assert "ulimit" not in why_none(CorePattern(name), str(tmp_path), (0, -1), [], is_raised=True)
 
 
 def test_a_core_is_wanted_only_where_there_is_room(tmp_path: Path) -> None:
