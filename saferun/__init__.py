@@ -44,6 +44,11 @@ _LAZY = {
 }
 
 
+def __dir__() -> list[str]:
+    """What there is, also what has not been imported yet."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> object:
     """What is imported when it is asked for."""
     if name == "debug":

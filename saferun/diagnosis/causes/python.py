@@ -91,6 +91,10 @@ _IMPORT_ADVICE = (
         "start it as a module of its package, from the directory above that: saferun -m PACKAGE.MODULE",
     ),
     (
+        LazyPattern(r"^ModuleNotFoundError: No module named 'saferun\."),
+        "saferun has no module of this name for scripts; write `import saferun`, or `from saferun import debug`",
+    ),
+    (
         # Of some names several packages each install a part: those that are there do not show that this one is.
         LazyPattern(
             r"^ModuleNotFoundError: No module named '(?!(?:google|ruamel|mpl_toolkits|azure|zope|nvidia|jaraco)\.)"

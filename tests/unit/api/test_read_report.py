@@ -97,6 +97,16 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         saferun.read_report(tmp_path)
 
 
+def test_completion_shows_all_public_names() -> None:
+    """In a fresh interpreter: what is asked for once is there in any case."""
+    program = "import saferun; print(*dir(saferun))"
+    environ: dict[str, Any] = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program], env=environ, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert {*saferun.__all__, "__version__"} <= {*done.stdout.split()}
+
+
 def test_the_import_of_the_package_loads_nothing_more() -> None:
     """Scripts import it for ``heartbeat``."""
     program = (

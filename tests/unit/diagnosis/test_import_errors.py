@@ -47,6 +47,7 @@ def found_in(message: str) -> Cause:
         ("ImportError: cannot import name 'Model' from 'parts' (unknown location)", "a folder of that name"),
         ("ModuleNotFoundError: No module named 'utils.data'; 'utils' is not a package", "another module of that name"),
         ("ModuleNotFoundError: No module named 'torch._six'", "a part of it is not"),
+        ("ModuleNotFoundError: No module named 'saferun.debug'", "`from saferun import debug`"),
         ("ImportError: attempted relative import with no known parent package", "-m PACKAGE.MODULE"),
         ("ImportError: attempted relative import beyond top-level package", "-m PACKAGE.MODULE"),
         (f"ImportError: {INSTALLED}/x.so: cannot allocate memory in static TLS block", "LD_PRELOAD"),
