@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from saferun.console.stderr import print_error
 from saferun.ctl.answer import answer, answer_json
@@ -84,8 +84,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if left or has_failed else 0
 
 
-def _bases(directories: Iterable[str], *, everywhere: bool) -> list[str]:
+def _bases(directories: Sequence[str], *, everywhere: bool) -> list[str]:
     bases = [os.path.realpath(path) for path in directories]
+    for path, base in zip(directories, bases, strict=True):
+        if not os.path.isdir(base):
+            what = f"{path} is not a directory" if os.path.lexists(path) else f"there is no directory {path}"
+            raise UsageError(what, f"name a directory of runs, such as {BASE}")
     if everywhere:
         paths = [os.path.realpath(entry.path) for entry in read_index(index_path(os.environ))]
         # What is beside a directory of --run-dir is no run.
