@@ -93,7 +93,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Two lines and exit code 2."""
-        print_error(UsageError(message, f"see {self.prog} --help"))
+        from saferun.ctl.usage_errors import plain_error  # slow to import
+
+        print_error(plain_error(message, self.prog))
         raise SystemExit(2)
 
 

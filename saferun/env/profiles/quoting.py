@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_SHORT = 4  # of so few letters two words share most by chance: nope, none
 _LONGEST = 100  # comparing takes the product of the lengths
 
 
-def nearest(word: str, valid: Iterable[str]) -> str | None:
-    """The most similar of the valid words, or None if none is similar."""
+def nearest(word: str, valid: Iterable[str], *, likeness: float = 0.6) -> str | None:
+    """The most similar of the valid words, or None if none is similar.
+
+    Args:
+        word: what was written.
+        valid: the words that are known.
+        likeness: how similar it has to be, from 0 to 1.
+    """
     from difflib import get_close_matches
 
     if len(word) > _LONGEST:
         return None
     candidates = list(valid)
     by_lower = {candidate.lower(): candidate for candidate in candidates}
-    close = get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.6)
+    close = get_close_matches(word.lower(), list(by_lower), n=1, cutoff=likeness)
     return by_lower[close[0]] if close else None
 
 
 def advice(word: str, valid: Iterable[str]) -> str:
     """A hint: the nearest valid word, or all of them."""
     candidates = list(valid)
-    near = nearest(word, candidates)
+    near = nearest(word, candidates, likeness=0.6 if len(word) > _SHORT else 0.8)
     return f"did you mean {near}?" if near is not None else f"known are {', '.join(candidates)}"
 
 
