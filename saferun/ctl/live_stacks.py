@@ -431,7 +431,7 @@ def picture(scene: AskedProcesses, capture: Capture) -> list[str]:
     if not scene.has_ranks:
         lines[own:] = _with_pid(lines[own:], scene.targets[0].pid)
     missing = [dump for dump in capture.stacks if not dump.threads]
-    lines += ["", *_failures(missing)] if missing and taken else []
+    lines += ["", *_failures(missing, has_ranks=scene.has_ranks)] if missing and taken else []
     if scene.orphans:
         lines += ["", f"left over from ranks that are gone: pid {', '.join(map(str, scene.orphans))}"]
     if capture.timed_out:
@@ -458,13 +458,15 @@ def _groups(scene: AskedProcesses, capture: Capture) -> tuple[WaitGroup, ...]:
     return wait_groups(capture, ranks=ranks, dead={}, script=scene.script, cwd=scene.cwd)
 
 
-def _failures(dumps: list[StackDump]) -> list[str]:
+def _failures(dumps: list[StackDump], *, has_ranks: bool) -> list[str]:
     by_reason: dict[str, list[StackDump]] = {}
     for dump in dumps:
         by_reason.setdefault(shown(dump.failure) or "no stacks", []).append(dump)
     lines = ["without stacks:"]
     for reason, alike in list(by_reason.items())[:_NAMED_FAILURES]:
-        who = ", ".join(f"pid {dump.pid} ({shown(dump.name, 32)}, rank {dump.rank})" for dump in alike[:3])
+        ranks = [f", rank {dump.rank}" if has_ranks else "" for dump in alike]
+        named = list(zip(alike, ranks, strict=True))[:3]
+        who = ", ".join(f"pid {dump.pid} ({shown(dump.name, 32)}{rank})" for dump, rank in named)
         more = f" and {len(alike) - 3} more" if len(alike) > 3 else ""  # noqa: PLR2004
         lines.append(f"  {who}{more}: {reason}")
     return lines
