@@ -101,6 +101,8 @@ def read_report(path: str | os.PathLike[str]) -> Report:
         return _report(name, content)
     except FileNotFoundError:
         hint = "a launch without a hang or failure writes none; --report-html always has it written at every end"
+        if os.path.basename(name) != NAME or not os.path.isdir(os.path.dirname(name)):
+            hint = f"check the path: it is that of a run directory, or of its {NAME}"
         raise SaferunError(f"there is no {name}", hint) from None
     except OSError as error:
         raise SaferunError(f"{name}: {error.strerror}", "check the path and its permissions") from None

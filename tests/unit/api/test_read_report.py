@@ -91,6 +91,13 @@ def test_where_there_is_none_the_hint_says_when_there_is_one(tmp_path: Path) -> 
         saferun.read_report(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["nope", "nope/report.json"])
+def test_where_the_path_is_wrong_the_hint_is_about_the_path(tmp_path: Path, name: str) -> None:
+    """No option of a launch makes a directory that was misspelled."""
+    with pytest.raises(SaferunError, match=rf"there is no [^\n]*{name}\nhint: check the path: [^\n]*run directory"):
+        saferun.read_report(tmp_path / name)
+
+
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "report.json")
     with pytest.raises(SaferunError, match="not a regular file"):
