@@ -95,7 +95,8 @@ class _Parser(argparse.ArgumentParser):
         """Two lines and exit code 2."""
         from saferun.ctl.usage_errors import plain_error  # slow to import
 
-        print_error(plain_error(message, self.prog))
+        error = plain_error(message, self.prog)
+        print_error(error)
         raise SystemExit(2)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-_SHORT = 4  # of so few letters two words share most by chance: nope, none
+_SHORT = 4  # two words of so few letters easily have most of them in common: nope, none
 _LONGEST = 100  # comparing takes the product of the lengths
 
 
