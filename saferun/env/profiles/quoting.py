@@ -29,7 +29,9 @@ def nearest(word: str, valid: Iterable[str], *, likeness: float = 0.6) -> str | 
 def advice(word: str, valid: Iterable[str]) -> str:
     """A hint: the nearest valid word, or all of them."""
     candidates = list(valid)
-    near = nearest(word, candidates, likeness=0.6 if len(word) > _SHORT else 0.8)
+    near = nearest(word, candidates)
+    if near is not None and len(word) <= _SHORT and sorted(word) != sorted(near):  # not rnak, rank
+        near = nearest(word, candidates, likeness=0.8)
     return f"did you mean {near}?" if near is not None else f"known are {', '.join(candidates)}"
 
 
