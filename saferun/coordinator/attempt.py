@@ -374,6 +374,7 @@ class CoordinatorAttempt:
             self.log.end()
         else:
             self._channel.close()
+            self.log.wake()
         for part in (self._monitor, self._reader, self._clock_server):
             if part is not None:
                 part.close()

@@ -111,6 +111,7 @@ class ClockExchange:
         self._best: ClockSample | None = None
         self._taken = 0
         self._busy_s = _BUSY_S
+        self._late_key = ""  # of an answer that had not come in time
 
     def start(self) -> None:
         """Ask, with the channel's connection of now."""
@@ -128,6 +129,9 @@ class ClockExchange:
 
     def _ask(self, client: StoreClient) -> float:
         """Take a sample if the leader is free. Returns after which time to ask again."""
+        if self._late_key:
+            client.delete(self._late_key)
+            self._late_key = ""
         question = os.urandom(4).hex()
         answer_key = f"{self._key}/{self._host}/{question}"
         text = json.dumps([self._host, question])
@@ -142,6 +146,8 @@ class ClockExchange:
             heard_at = time.monotonic()
             self._take(asked_at, client.find(answer_key, longest=_LONGEST_TEXT), heard_at)
             client.delete(answer_key)
+        else:
+            self._late_key = answer_key
         usual_s = _EVERY_S if self._taken >= _FIRST_SAMPLES else max(_FIRST_PAUSE_S, self._spread_s)
         return usual_s * (0.5 + _chance())
 

@@ -21,6 +21,7 @@ from saferun.cluster.messages import MOST_TASKS
 from saferun.cluster.signed import CannotSealError
 from saferun.coordinator.assignments import HostRecord
 from saferun.coordinator.attempt import CoordinatorAttempt
+from saferun.coordinator.ended_attempts import EndedAttempts
 from saferun.coordinator.rendezvous_round import (
     CancelledError,
     JobEndedError,
@@ -97,6 +98,7 @@ class HostCoordinator:
         self._closing: threading.Thread | None = None
         self._secrecy: Secrecy | None = None
         self._rejoin_s: float | None = None  # for how long tasks are still waited for that are to rejoin
+        self._ended = EndedAttempts()
         self._rejoined: list[tuple[TaskConnection, int]] = []  # before the attempt goes on
 
     def handle(self, connection: TaskConnection, message: Message) -> bool:
@@ -317,6 +319,7 @@ class HostCoordinator:
                 return
             rdzv.is_over = True
             before, oldest = self._attempt, self._last
+            self._ended.add()
             self._attempt, self._last = attempt, before
             assignment = result.assignment
             for task, share in enumerate(assignment.tasks[: rdzv.task_count]):
@@ -418,6 +421,7 @@ class HostCoordinator:
         if attempt is not None:
             attempt.tick(seconds)
             self._note_missing(attempt, seconds)
+        self._ended.tick(seconds)
         if self._secrecy is not None:
             count, key = self._secrecy.take_ignored()
             if count:

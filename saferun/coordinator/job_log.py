@@ -143,6 +143,11 @@ class JobLog:
             self._unwritten.append(("", _END))
             self._written.notify_all()
 
+    def wake(self) -> None:
+        """The channel is closed: who waits for something to write has nothing to wait for."""
+        with self._written:
+            self._written.notify_all()
+
     def wait_written(self, timeout_s: float) -> None:
         """Wait until all entries have reached the store, or cannot any more."""
         give_up_at = time.monotonic() + timeout_s
@@ -190,7 +195,8 @@ class JobLog:
         while self._channel.is_current(client) and not self._is_over:
             with self._written:
                 # The timeout is for a channel that has been made again meanwhile.
-                if not self._written.wait_for(lambda: self._unwritten, 60.0):
+                self._written.wait_for(lambda: self._unwritten or self._channel.is_closed, 60.0)
+                if not self._unwritten:
                     continue
                 first = self._unwritten[0]
             if not self._channel.is_current(client):

@@ -392,6 +392,20 @@ def missing_error(message: str, timeout_s: float) -> JoinFailedError:
     )
 
 
+def forget_round(client: StoreClient, prefix: str, seats: int) -> None:
+    """Delete what the hosts have written in a rendezvous that no host reads any more.
+
+    Args:
+        client: to the control store, of its own.
+        prefix: of the rendezvous's keys.
+        seats: how many hosts there may have been.
+    """
+    with suppress(StoreBrokenError):
+        for seat in range(seats):
+            for kind in ("host", "assignment", "withdrawn"):
+                client.delete(f"{prefix}{kind}/{seat}")
+
+
 def withdraw_alone(client: StoreClient, prefix: str, seat: int, error: JoinFailedError) -> None:
     """Publish that a host cannot start, where another one takes its place."""
     if not client.check(f"{prefix}host/{seat}"):

@@ -12,7 +12,9 @@ attempt, as the ranks' store does; everybody is sent to the next one when all ha
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from saferun.coordinator.assignment_wait import BegunWithout, MissedError, await_assignment
@@ -31,6 +33,7 @@ from saferun.coordinator.record_collection import (
     OnePortError,
     RecordCollection,
     attempt_prefix,
+    forget_round,
     left_error,
     publish_failure,
     withdraw,
@@ -52,6 +55,8 @@ if TYPE_CHECKING:
 
 # How long the hosts may take to leave a store that is about to be replaced.
 _LEFT_S = 5.0
+# Of earlier rendezvous, what hosts have written is kept for those that are late.
+_KEPT_ROUNDS = 2
 
 
 class StaticRendezvous:
@@ -239,11 +244,20 @@ class StaticRendezvous:
             records, seats, spares = self._spare_rounds.arrange(rdzv, collection, records)
             replacements = self._spare_rounds.replacements
         assignment = collection.publish_assignments(records, seats, spares, rdzv.request.node_rank or 0)
+        self._forget_earlier(rdzv)
         prefix = attempt_prefix(assignment.attempt)
         result = RendezvousResult(
             assignment, client, self._finder.job, prefix, records, rdzv.master_addr, self._stores.ranks_port
         )
         return result._replace(replacements=replacements)
+
+    def _forget_earlier(self, rdzv: RendezvousRound) -> None:
+        """Delete the records of an earlier rendezvous: no host is late for that any more."""
+        if self._round < _KEPT_ROUNDS or self._one_port:
+            return
+        with suppress(StoreBrokenError, RuntimeError):
+            client, prefix = self._control.another(), f"r{self._round - _KEPT_ROUNDS}/"
+            threading.Thread(target=forget_round, args=(client, prefix, rdzv.most + rdzv.spares), daemon=True).start()
 
     def _serve(self, rdzv: RendezvousRound) -> None:
         """Serve both stores, before waiting for hosts, so that those that arrive find them."""

@@ -85,25 +85,33 @@ class Network:
         """Whether there is a route."""
         return self._parts.get(source.number, 0) == self._parts.get(target.number, 0)
 
-    def deliver(self, source: Host, target: Host, size_bytes: int, call: Callable[[], object]) -> None:
-        """Have something happen on another host when a message has arrived there."""
+    def deliver(
+        self, source: Host, target: Host, size_bytes: int, call: Callable[[], object], *, after: float = 0.0
+    ) -> float:
+        """Have something happen on another host when a message has arrived there.
+
+        ``after``: when the message before it on the same connection arrives. Returns when this one does.
+        """
         simulation = self.simulation
         if source is target:
-            simulation.at(simulation.now + _LOOPBACK_S, call, target)
-            return
+            arrives_at = max(simulation.now + _LOOPBACK_S, after)
+            simulation.at(arrives_at, call, target)
+            return arrives_at
         source.sent += 1
         target.received += 1
         source.sent_bytes += size_bytes + _HEADER_BYTES
         target.received_bytes += size_bytes + _HEADER_BYTES
         if target.is_off:
-            return
+            return after
         if not self.connects(source, target):
             self._held.append((source, target, call))
-            return
+            return after
         delay_s = self.latency_s * (1 + simulation.random.random() / 4) + size_bytes / self.bandwidth_bytes_s
         while self.loss and simulation.random.random() < self.loss:
             delay_s += _RETRANSMISSION_S
-        simulation.at(simulation.now + delay_s, call, target)
+        arrives_at = max(simulation.now + delay_s, after)
+        simulation.at(arrives_at, call, target)
+        return arrives_at
 
     # ------------------------------------------------------------------------------------------------ plain connections
 
@@ -254,6 +262,7 @@ class VirtualStore:
     def _begin(self, server: StoreServer) -> None:
         self._server = server
         self._is_broken = False
+        self._arrives_at = 0.0  # what was sent last: one connection keeps the order
         self._open_calls: set[tuple[Any, int]] = set()
         self._last_at = 0.0
         server.clients.add(self)
@@ -285,7 +294,8 @@ class VirtualStore:
         if self._is_broken or self._server.is_closed:
             self._is_broken = True
             raise RuntimeError("Connection reset by peer")
-        self.network.deliver(self.here, self._server.host, size_bytes, partial(self._server.take, operation, answer))
+        take = partial(self._server.take, operation, answer)
+        self._arrives_at = self.network.deliver(self.here, self._server.host, size_bytes, take, after=self._arrives_at)
 
     def _call(self, size_bytes: int, operation: Callable[[], object], back_bytes: int | None = None) -> Any:
         simulation = self.network.simulation

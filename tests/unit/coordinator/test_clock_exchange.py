@@ -6,7 +6,8 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -147,3 +148,14 @@ def test_a_broken_store_ends_the_questions(store: Store) -> None:
     line.close()
     assert line.repairs == 0
     assert found.samples == []
+
+
+def test_answers_that_come_too_late_do_not_pile_up_in_the_store() -> None:
+    """Between distant hosts each of them is late, for as long as the job lasts."""
+    store = MemoryStore()
+    exchange = ClockExchange(cast("Any", SimpleNamespace(client=store.client())), "a0/", 1, 2, lambda _: None)
+    server = ClockServer(store.client(), "a0/")
+    for _ in range(3):
+        exchange._ask(store.client())
+        server._answer(time.time(), time.monotonic())
+    assert len(store.values) == 1

@@ -251,6 +251,18 @@ def test_whoever_ends_the_log_waits_for_no_more() -> None:
         time.sleep(0.01)
 
 
+def test_of_a_channel_that_is_closed_no_thread_waits_for_something_to_write() -> None:
+    """It kept the connections of each ended attempt open for a minute."""
+    store = Store()
+    before = set(threading.enumerate())
+    hearing = Hearing(store, 1)
+    (writer,) = [thread for thread in set(threading.enumerate()) - before if "_write" in thread.name]
+    hearing.line.close()
+    hearing.log.wake()
+    writer.join(DEADLINE_S)
+    assert not writer.is_alive()
+
+
 def test_the_wait_for_an_entry_is_no_silence_of_an_hour() -> None:
     """A firewall or NAT between the hosts forgets a connection on which nothing is said, without a word."""
     store = Store()

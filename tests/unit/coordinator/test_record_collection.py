@@ -17,6 +17,7 @@ from saferun.coordinator.liveness_probe import SilenceReason
 from saferun.coordinator.record_collection import (
     RecordCollection,
     failure_text,
+    forget_round,
     is_gone,
     missing_error,
     read_failure,
@@ -25,6 +26,7 @@ from saferun.coordinator.record_collection import (
 from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, RendezvousRound
 from saferun.text.typed_json import fit
 from tests.unit.coordinator.fake_store import Client, Store
+from tests.unit.coordinator.memory_store import MemoryStore
 
 MEETING: dict[str, Any] = {
     "backend": "static",
@@ -328,3 +330,11 @@ def test_all_hosts_learn_what_kind_of_failure_it_is(end: EndNote | None, *, is_u
     older = read_failure(b'["3 of 4 hosts did not come within 600 s", "see there"]')
     assert older is not None
     assert not older.is_incomplete
+
+
+def test_of_an_earlier_rendezvous_only_what_tells_late_hosts_stays() -> None:
+    store = MemoryStore()
+    for key in ("r1/open", "r1/done", "r1/host/1", "r1/host/2", "r1/assignment/1", "r1/withdrawn/2", "r2/host/1"):
+        store.write(key, "x")
+    forget_round(store.client(), "r1/", 3)
+    assert set(store.values) == {"r1/open", "r1/done", "r2/host/1"}
