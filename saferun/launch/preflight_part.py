@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _BESIDE_DELAY_S = 0.1
 # How long to wait for the leader's verdict: less than the phase may last, whose end would end the launch.
 _VERDICT_S = 50.0
+# The leader hears its own go-ahead, which is in the job's log, within this time; PROBING has 60 s in all.
+_HEARD_S = 5.0
 _GLOO_IFNAME = "GLOO_SOCKET_IFNAME"
 # If one of these exists, a retry waits for GPU memory that ranks of the previous attempt have not freed yet.
 _GPU_NODES = ("/dev/nvidiactl", "/dev/kfd")
@@ -332,16 +334,23 @@ class PreflightPart:
         """Do what is due."""
         if self._verdict_by is not None and self._verdict_by <= now:
             self._verdict_by = None
-            self._do_without_verdict()
+            self._do_without_verdict(now)
         self._succeeds(self._tick, now)
 
-    def _do_without_verdict(self) -> None:
+    def _do_without_verdict(self, now: float) -> None:
         """Start the ranks, as a launcher without checks would have long ago."""
         context = self._context
-        if context.supervisor.state is State.PROBING:
-            context.warn(f"preflight checks between the hosts: no verdict within {_VERDICT_S:g} s; the job goes on")
-            self._is_broken = self._is_probed = True
-            self._go_on_unprobed(context.attempt)
+        if context.supervisor.state is not State.PROBING:
+            return
+        if self._is_broken and self._is_probed:
+            # The leader does not even hear its own go-ahead: a slow coordinator is no reason to end the job.
+            context.post(ProbesPassed(now, context.attempt))
+            return
+        context.warn(f"preflight checks between the hosts: no verdict within {_VERDICT_S:g} s; the job goes on")
+        self._is_broken = self._is_probed = True
+        self._go_on_unprobed(context.attempt)
+        if context.job.leads:
+            self._verdict_by = now + _HEARD_S
 
     def _tick(self, now: float) -> None:
         if self._is_imported and self._begin_at is not None and self._begin_at <= now:
