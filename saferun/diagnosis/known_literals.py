@@ -1505,6 +1505,7 @@ LITERALS: dict[int, tuple[str, ...]] = {
         "running ",
     ),
     0xCD78AF5A: ('Invalid key: ".', "absolute path", "must be ", "relative path"),
+    0xCDBE924A: ("ModuleNotFoundError: No module named 'saferun.",),
     0xCF25E922: ("Too many open files",),
     0xCF29D5B3: ("FileExistsError: [Errno 17] ",),
     0xCFFC6291: (
