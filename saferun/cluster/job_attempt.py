@@ -245,7 +245,7 @@ class JobAttempt:
             received = received._replace(reason="failure")
         if received.lost_task is not None and received.host in self._roster.peers:
             self._lost_tasks.add((received.host, received.lost_task))
-        if attempt == self.context.calls.attempt():
+        if attempt in {self.context.calls.attempt(), self.number}:
             self.is_ending = True
             self.silent_hosts.end()
             rank = received.ranks[0] if received.ranks else None

@@ -63,7 +63,7 @@ class JobSender:
             lost_task=lost_task,
             time=time.time(),
         )
-        self.aborted_attempt = self._attempt()
+        self.aborted_attempt = self._number
         self.on_end(False)
 
     def broadcast_cause(self) -> None:
@@ -148,7 +148,7 @@ class JobSender:
             fields: of the entry.
         """
         who = {"host": self.roster.host, "task": self.roster.task, "label": self.roster.label}
-        number = self._attempt() if attempt is None else attempt
+        number = self._number if attempt is None else attempt
         message = {"kind": kind, **fields, "attempt": number, **who}
         self._unread.append(message)
         self._send("append", attempt=number, message=message)
@@ -165,7 +165,12 @@ class JobSender:
                 self._send("append", attempt=attempt, message=message, repeated=True)
 
     def _send(self, op: str, **fields: object) -> None:
-        self._channel.send({"op": op, "attempt": self._attempt(), **fields})
+        self._channel.send({"op": op, "attempt": self._number, **fields})
+
+    @property
+    def _number(self) -> int:
+        """The attempt that messages are of: a host that joins a running job takes part before its supervisor knows."""
+        return max(self._attempt(), self.joined_attempt)
 
 
 class StateReport:

@@ -293,6 +293,18 @@ def test_states_of_an_attempt_that_the_supervisor_has_yet_to_count_are_kept(list
     assert isinstance(listening.events[0], HostsDone)
 
 
+def test_the_leader_of_an_attempt_that_its_supervisor_has_yet_to_count_is_listened_to() -> None:
+    """A host that comes to a running elastic job may lead it: its coordinator ignored what it sent of another one."""
+    listening = Listening("c10d")
+    listening.job.join(JoinHosts(0))
+    listening.hear(**{**JOINED, "attempt": 5})
+    listening.hear(op="membership", attempt=5, text="a host waits")
+    sent = [message for message in listening.channel.sent if message["op"] == "append"]
+    assert [(message["attempt"], message["message"]["attempt"]) for message in sent] == [(5, 5)]
+    listening.hear(op="entry", attempt=5, k=0, message={**sent[0]["message"], "host": 0})
+    assert listening.job.current.is_ending
+
+
 def test_a_host_that_cannot_be_heard_is_not_waited_for_while_the_job_goes_on(listening: Listening) -> None:
     """Neither for its ranks' end nor for its evidence; whether the job hangs is for the others to say."""
     listening.join()
