@@ -32,10 +32,37 @@ if TYPE_CHECKING:
 _IMPORTS_S = 30.0
 # Ranks that have ended by then are not watched at all.
 _WATCH_DELAY_S = 0.5
+_AGAIN_S = 1.0
 KEYBOARD = "keyboard"
 """Holds a rank that waits at a prompt."""
 _RUN_STATE: dict[str, object] = {"s": RANKS_RUN}
 _HELD_STATE: dict[str, object] = {"s": RANKS_HELD}
+
+
+class _Ticks:
+    """The ticks of what is watched. One that fails may leave it due, and the loop would do nothing else: it waits.
+
+    Args:
+        context: of the launch.
+    """
+
+    def __init__(self, context: InvestigationContext) -> None:
+        self._context = context
+        self._again_at = 0.0
+
+    def deadline_of(self, watch: RankMonitor | JobDetector | None) -> float | None:
+        """When its tick is due, in monotonic seconds."""
+        deadline = watch.deadline if watch is not None else None
+        return max(deadline, self._again_at) if deadline is not None else None
+
+    def tick(self, what: str, watch: RankMonitor | JobDetector | None, now: float) -> bool:
+        """Call its tick, if that is due. Returns whether it was."""
+        due_at = self.deadline_of(watch)
+        if watch is None or due_at is None or due_at > now:
+            return False
+        if not self._context.launch.succeeds(what, watch.tick, now):
+            self._again_at = now + _AGAIN_S
+        return True
 
 
 class HangWatch:
@@ -57,6 +84,7 @@ class HangWatch:
         self._has_imported = False
         self._watch: RankMonitor | None = None
         self._watch_at: float | None = None
+        self._ticks = _Ticks(context)
         self._slow: SlowRankWatch | None = None
         self._non_finite: dict[int, tuple[int, str, str]] = {}  # by rank, the value that is not finite
         self._has_warned = False
@@ -80,7 +108,7 @@ class HangWatch:
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        watched_at = self._watch.deadline if self._watch is not None else self._watch_at
+        watched_at = self._ticks.deadline_of(self._watch) if self._watch is not None else self._watch_at
         moments = (watched_at, self._slow.deadline if self._slow is not None else None)
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -91,8 +119,7 @@ class HangWatch:
             self._watch_at = None if self._has_imported else now + _IMPORTS_S
             if self._has_imported:
                 self._context.launch.guarded("watch the ranks", self._begin_watch, now)
-        elif self._watch is not None and self._watch.deadline is not None and self._watch.deadline <= now:
-            self._context.launch.guarded("watch the ranks", self._watch.tick, now)
+        elif self._ticks.tick("watch the ranks", self._watch, now):
             self._context.launch.guarded("read what the ranks report", self._warn_of_numbers)
             if self._step_notes is not None:
                 self._step_notes.note(now)
@@ -391,7 +418,7 @@ class JobHangWatch(HangWatch):
         moments = (
             super().deadline,
             self._report_quiet_at,
-            self._detector.deadline if self._detector is not None else None,
+            self._ticks.deadline_of(self._detector),
         )
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -400,8 +427,7 @@ class JobHangWatch(HangWatch):
         if self._report_quiet_at is not None and self._report_quiet_at <= now:
             self._report_quiet_at = None
             self._set_state(self._state)
-        if self._detector is not None and self._detector.deadline is not None and self._detector.deadline <= now:
-            self._context.launch.guarded("watch the job", self._detector.tick, now)
+        self._ticks.tick("watch the job", self._detector, now)
         super().tick(now)
 
     def captured(self, now: float) -> None:
