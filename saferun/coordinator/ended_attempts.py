@@ -22,9 +22,10 @@ class EndedAttempts:
         self._count = 0  # since the collector last ran
         self._waited_s = 0.0  # since the last of them ended
 
-    def add(self) -> None:
-        """An attempt begins, and the previous one, if any, has ended."""
-        self._count, self._waited_s = self._count + 1, 0.0
+    def add(self, attempt: object) -> None:
+        """An attempt has ended; None: there was none before the one that begins."""
+        if attempt is not None:
+            self._count, self._waited_s = self._count + 1, 0.0
 
     def tick(self, seconds: float) -> None:
         """Time has passed."""

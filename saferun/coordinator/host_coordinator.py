@@ -319,7 +319,7 @@ class HostCoordinator:
                 return
             rdzv.is_over = True
             before, oldest = self._attempt, self._last
-            self._ended.add()
+            self._ended.add(before)
             self._attempt, self._last = attempt, before
             assignment = result.assignment
             for task, share in enumerate(assignment.tasks[: rdzv.task_count]):

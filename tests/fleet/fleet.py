@@ -8,6 +8,7 @@ import pkgutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -107,7 +108,7 @@ class Fleet:
                 if module.name not in _NOT_HERE:
                     importlib.import_module(f"{package.__name__}.{module.name}")
         from saferun.cluster import job, rendezvous_messages, roster, silent_hosts
-        from saferun.coordinator import heartbeats, liveness, liveness_probe, store_client, store_search
+        from saferun.coordinator import ended_attempts, heartbeats, liveness, liveness_probe, store_client, store_search
         from saferun.linux import netlink
 
         def dial(name: str, port: int, timeout_s: float = 5.0, **more: Any) -> Any:
@@ -123,6 +124,8 @@ class Fleet:
 
         for module_of_dial in (liveness_probe, store_client, store_search):
             yield module_of_dial, "dial", dial
+        # Each host's coordinator is a process of its own; here each would go through the memory of all.
+        yield ended_attempts, "gc", SimpleNamespace(collect=lambda: 0)
         yield store_search, "HostProbe", _NoHostProbe
         yield netlink, "own_addresses", lambda: [here("address")]
         for named in (job, rendezvous_messages, roster):

@@ -32,7 +32,7 @@ def test_they_are_freed_after_a_while_or_when_they_are_many(
     try:
         kept = EndedAttempts()
         for _ in range(ended):
-            kept.add()
+            kept.add(object())
         kept.tick(waited_s)
         assert sum(attempt() is not None for attempt in attempts) == left
     finally:
@@ -42,4 +42,6 @@ def test_they_are_freed_after_a_while_or_when_they_are_many(
 def test_where_none_has_ended_the_collector_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It stops all threads for a moment."""
     monkeypatch.setattr(gc, "collect", lambda: pytest.fail("nothing has ended"))
-    EndedAttempts().tick(1000.0)
+    kept = EndedAttempts()
+    kept.add(None)
+    kept.tick(1000.0)
