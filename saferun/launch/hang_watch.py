@@ -40,7 +40,7 @@ _HELD_STATE: dict[str, object] = {"s": RANKS_HELD}
 
 
 class _Ticks:
-    """The ticks of what is watched. One that fails may leave it due, and the loop would do nothing else: it waits.
+    """The ticks of one watch. One that fails may leave it due, and the loop would do nothing else: the next one waits.
 
     Args:
         context: of the launch.
@@ -349,6 +349,7 @@ class JobHangWatch(HangWatch):
         self, context: InvestigationContext, record: AttemptRecord, on_recovery: Callable[[float], None]
     ) -> None:
         super().__init__(context, record, on_recovery)
+        self._job_ticks = _Ticks(context)
         self._detector: JobDetector | None = None
         self._state: JsonObject = _RUN_STATE
         self._report_quiet_at: float | None = None  # after a hold: when quiet ranks have had time to move
@@ -418,7 +419,7 @@ class JobHangWatch(HangWatch):
         moments = (
             super().deadline,
             self._report_quiet_at,
-            self._ticks.deadline_of(self._detector),
+            self._job_ticks.deadline_of(self._detector),
         )
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -427,7 +428,7 @@ class JobHangWatch(HangWatch):
         if self._report_quiet_at is not None and self._report_quiet_at <= now:
             self._report_quiet_at = None
             self._set_state(self._state)
-        self._ticks.tick("watch the job", self._detector, now)
+        self._job_ticks.tick("watch the job", self._detector, now)
         super().tick(now)
 
     def captured(self, now: float) -> None:
