@@ -392,15 +392,16 @@ def missing_error(message: str, timeout_s: float) -> JoinFailedError:
     )
 
 
-def forget_round(client: StoreClient, prefix: str, seats: int) -> None:
+def forget_round(control: StoreClient, prefix: str, seats: int) -> None:
     """Delete what the hosts have written in a rendezvous that no host reads any more.
 
     Args:
-        client: to the control store, of its own.
+        control: a connection to the control store, which is used for nothing but to make another.
         prefix: of the rendezvous's keys.
         seats: how many hosts there may have been.
     """
     with suppress(StoreBrokenError):
+        client = control.another()
         for seat in range(seats):
             for kind in ("host", "assignment", "withdrawn"):
                 client.delete(f"{prefix}{kind}/{seat}")

@@ -255,9 +255,9 @@ class StaticRendezvous:
         """Delete the records of an earlier rendezvous: no host is late for that any more."""
         if self._round < _KEPT_ROUNDS or self._one_port:
             return
-        with suppress(StoreBrokenError, RuntimeError):
-            client, prefix = self._control.another(), f"r{self._round - _KEPT_ROUNDS}/"
-            threading.Thread(target=forget_round, args=(client, prefix, rdzv.most + rdzv.spares), daemon=True).start()
+        old = (self._control, f"r{self._round - _KEPT_ROUNDS}/", rdzv.most + rdzv.spares)
+        with suppress(RuntimeError):  # no thread can be started now: they stay
+            threading.Thread(target=forget_round, args=old, daemon=True).start()
 
     def _serve(self, rdzv: RendezvousRound) -> None:
         """Serve both stores, before waiting for hosts, so that those that arrive find them."""
