@@ -307,8 +307,8 @@ class Screen:
     def print_waiting(self, left_s: float) -> None:
         """Print to stderr that the end waits for a file behind stdout."""
         if self.out.target.is_file and self.out.target.unread_text and self.err is not self.out:
-            most = f"waiting {left_s:.0f} s at most"
-            self.print_message(f"saferun: stdout cannot be written: {most}; Ctrl-C stops waiting")
+            more = f"waiting {left_s:.0f} s more unless it takes something"
+            self.print_message(f"saferun: stdout cannot be written: {more}; Ctrl-C stops waiting")
 
     @property
     def unwritten_bytes(self) -> int:
