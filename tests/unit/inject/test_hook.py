@@ -431,6 +431,24 @@ def test_the_files_of_the_dead_do_not_pile_up(tmp_path: Path) -> None:
     }
 
 
+def test_a_rank_with_very_many_children_looks_at_some_files_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sixteenth of them had looked at the files of all: work that grew with the square of their number."""
+    hook = importlib.import_module("saferun.inject.saferun_hook")
+    for number in range(1000):
+        (tmp_path / f"a0r0.{number}.stacks").touch()
+    asked: list[str] = []
+
+    def exists(path: str) -> bool:
+        asked.append(path)
+        return True
+
+    monkeypatch.setattr(hook.os.path, "exists", exists)
+    hook._sweep(f"{tmp_path}/a0r0")
+    assert 0 < len(asked) <= 128
+
+
 # ------------------------------------------------------------------------------------------------------- watching torch
 
 
