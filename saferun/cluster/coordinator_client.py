@@ -295,12 +295,17 @@ class CoordinatorClient:
         is_there = not self._is_closed and self._connect_again()
         if message is not None and is_there:
             return
-        self._unsent.clear()
         if is_there:
+            self._unsent.clear()
             self._lose(what, KILLED_HINT)
         else:
-            self._is_lost = True
-            self._lose("saferun of local rank 0 on this host is gone", "look at its last messages")
+            self.lose_head()
+
+    def lose_head(self) -> None:
+        """The process that has started the coordinator, and would start another one, is gone."""
+        self._unsent.clear()
+        self._is_lost = True
+        self._lose("saferun of local rank 0 on this host is gone", "look at its last messages")
 
     def _lose(self, what: str, hint: str) -> None:
         if not self._is_closed:

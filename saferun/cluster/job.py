@@ -245,7 +245,8 @@ class Job(JobSender):
         self._joining, self._hosts = True, []
         timeout_s = config.hosts.start_timeout_s
         # Shorter after a lost store: each host decided for itself to meet again, and some may not have.
-        timeout_s, self._after_loss = min(timeout_s, _REJOIN_TIMEOUT_S) if self._after_loss else timeout_s, False
+        if self._after_loss:
+            timeout_s, self._after_loss = min(timeout_s, _REJOIN_TIMEOUT_S), False
         base = self._run_dir.shared_base if config.shares_secret else ""
         self._own_addresses = tuple(own_addresses())
         record = TaskInfo(

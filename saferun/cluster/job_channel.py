@@ -14,7 +14,7 @@ from saferun.linux.bare_socket import Socket, short_host_name
 from saferun.linux.listen_port import hold_first, hold_port
 from saferun.linux.names import DEADLINE_S, OwnName, known_at_once
 from saferun.linux.poller import Poller
-from saferun.linux.task_sockets import TaskSockets, connect_to_task
+from saferun.linux.task_sockets import TaskSockets, connect_to_task, has_ended
 from saferun.model import ExitStatus, JsonObject, TorchParts
 
 # By rendezvous backend; any other one is torch's or a package's, and may import what it likes.
@@ -82,6 +82,7 @@ class JobChannel:
         self._listeners: dict[str, Socket] = {}
         self._task_sockets: TaskSockets | None = None
         self._task_path = ""
+        self._head_pid = 0  # of the process to whose coordinator there is, or was, a connection
         self._retry_s = _FIRST_RETRY_S
         self._name: OwnName | None = None  # the question whether the endpoint's name is this host's
         self._on_found: Callable[[], None] | None = None
@@ -247,21 +248,30 @@ class JobChannel:
         if self.is_head or self.client.is_open or self._is_closed:
             self._retry_at = None
             return
-        paths = self._task_sockets.paths() if self._task_sockets is not None else ()
-        found = (connect_to_task(path, self._poller) for path in paths)
-        lines = next((lines for lines in found if lines is not None), None)
-        if lines is None:
+        if self._connect():
+            self._retry_at = None
+        elif has_ended(self._head_pid):
+            self._retry_at = None
+            self.client.lose_head()
+        else:
             self._retry_at = now + self._retry_s
             self._retry_s = min(self._retry_s * 1.5, _LAST_RETRY_S)
-            return
-        self._retry_at = None
-        self.client.attach(lines)
+
+    def _connect(self) -> bool:
+        """Connect to the coordinator of the host's head, if that is there."""
+        paths = self._task_sockets.paths() if self._task_sockets is not None else ()
+        connections = (connect_to_task(path, self._poller) for path in paths)
+        found = next((connection for connection in connections if connection is not None), None)
+        if found is None:
+            return False
+        self._head_pid = found.pid
+        self.client.attach(found.lines)
+        return True
 
     def _connect_again(self) -> bool:
-        """Connect to the coordinator of the host's head, if that is still there."""
-        self.tick(time.monotonic())
+        """The same after the connection was lost."""
         self._retry_at = None
-        return self.client.is_open
+        return not self._is_closed and (self.client.is_open or self._connect())
 
     def _wait_for_name(self, now: float) -> None:
         """Say what is waited for, as the coordinator would; give up after the time that it would wait."""

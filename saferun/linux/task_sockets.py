@@ -20,6 +20,8 @@ from saferun.errors import SaferunError, suppress
 from saferun.linux.json_lines import JsonLines
 from saferun.linux.ownership import NotOursError, open_directory, owner_text
 from saferun.linux.poller import Poller
+from saferun.linux.procfs import read_stat
+from saferun.model import Value
 
 _BACKLOG = 4096
 _LONGEST_PATH_BYTES = 107
@@ -203,7 +205,14 @@ def _check_free(path: str) -> None:
     )
 
 
-def connect_to_task(path: str, poller: Poller | None = None) -> JsonLines | None:
+class HeadConnection(Value):
+    """A connection to the coordinator of another process, and the pid of that process; 0: of another PID namespace."""
+
+    lines: JsonLines
+    pid: int
+
+
+def connect_to_task(path: str, poller: Poller | None = None) -> HeadConnection | None:
     """The connection to a coordinator that another process of this user owns; None: there is none yet.
 
     Args:
@@ -214,14 +223,33 @@ def connect_to_task(path: str, poller: Poller | None = None) -> JsonLines | None
     try:
         connection.settimeout(5.0)
         connection.connect(path)
-        owner = peer_of(connection)
+        pid, owner, _ = _credentials(connection)
     except OSError:
         connection.close()
         return None
-    if owner != os.getuid():
-        connection.close()  # any user can take an abstract name
+    # Any user can take an abstract name. And the coordinator of a killed process listens until it has been killed, too.
+    if owner != os.getuid() or has_ended(pid):
+        connection.close()
         return None
-    return JsonLines(connection, poller)
+    return HeadConnection(JsonLines(connection, poller), pid)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is known to have ended; a zombie has.
+
+    Args:
+        pid: of a ``HeadConnection``.
+    """
+    if pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    stat = read_stat(pid)
+    return stat is not None and stat.state in {"Z", "X"}
 
 
 def peer_of(connection: socket.socket) -> int:
@@ -230,5 +258,11 @@ def peer_of(connection: socket.socket) -> int:
     Raises:
         OSError: the kernel cannot be asked.
     """
-    owner: int = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
+    owner: int = _credentials(connection)[1]
     return owner
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int, int]:
+    content = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(content)
+    return pid, uid, gid

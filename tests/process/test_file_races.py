@@ -296,12 +296,12 @@ def test_as_many_names_as_somebody_likes_to_make_keep_no_task_waiting(
 def meets(listener: socket.socket, task: TaskSockets) -> bool:
     """Whether a task finds the one that listens; whatever else it finds would be somebody else's."""
     for path in task.paths():
-        lines = connect_to_task(path)
-        if lines is not None:
+        found = connect_to_task(path)
+        if found is not None:
             connection, _ = listener.accept()
             assert task_sockets.peer_of(connection) == os.getuid()
             connection.close()
-            lines.close()
+            found.lines.close()
             return True
     return False
 

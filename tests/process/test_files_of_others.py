@@ -331,8 +331,8 @@ def test_a_taken_name_is_told_with_its_owner_and_the_tasks_meet_all_the_same(dir
     assert head.squatted == [
         f"{directories[0]}/{own}: it belongs to user {SOMEBODY}; the tasks of this job meet elsewhere"
     ]
-    lines = next(lines for path in task.paths() if (lines := connect_to_task(path)) is not None)
-    lines.close()
+    found = next(found for path in task.paths() if (found := connect_to_task(path)) is not None)
+    found.lines.close()
     listener.close()
     # The next job finds the directory of this one.
     listener, again = TaskSockets("another job").listen()

@@ -197,12 +197,13 @@ def test_where_there_is_no_directory_tasks_meet_under_a_name() -> None:
     assert connect_to_task(path) is None
     listener, listens_at = sockets.listen()
     assert listens_at == path
-    lines = connect_to_task(path)
-    assert lines is not None
+    connection = connect_to_task(path)
+    assert connection is not None
     with pytest.raises(SaferunError, match="local rank 0"):
         sockets.listen()
     assert not sockets.squatted
-    lines.close()
+    assert connection.pid == os.getpid()
+    connection.lines.close()
     listener.close()
 
 

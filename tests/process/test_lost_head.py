@@ -1,0 +1,147 @@
+"""The process of local rank 0, whose coordinator the other processes of the host use, is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from saferun.cluster.job_channel import JobChannel
+from saferun.config import HostsConfig, TaskConfig
+from saferun.linux import task_sockets
+from saferun.linux.children import fork
+from saferun.linux.poller import Poller
+from tests.unit.samples import CONFIG
+
+GONE = "saferun of local rank 0 on this host is gone"
+JOIN = {"op": "join", "connect_s": 0.0, "timeout_s": 600.0}
+
+
+@pytest.fixture(autouse=True)
+def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_sockets, "_bases", lambda: [str(tmp_path)])
+
+
+class Head:
+    """A process that listens as that of local rank 0 does; who has inherited its socket may keep it open."""
+
+    def __init__(self, key: str) -> None:
+        ready_read, ready_write = os.pipe()
+        ours, theirs = socket.socketpair()
+
+        def listen() -> None:
+            listener, _ = task_sockets.TaskSockets(key).listen()
+            socket.send_fds(theirs, [b"x"], [listener.fileno()])
+            os.write(ready_write, b"x")
+            signal.pause()
+
+        self.pid = fork(listen)
+        assert os.read(ready_read, 1) == b"x"
+        _, fds, _, _ = socket.recv_fds(ours, 1, 1)
+        self.inherited = socket.socket(fileno=fds[0])
+        for fd in (ready_read, ready_write):
+            os.close(fd)
+        ours.close()
+        theirs.close()
+
+    def kill(self, *, reaps: bool) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        if reaps:
+            os.waitpid(self.pid, 0)
+
+
+class Task:
+    """Another process of the same host."""
+
+    def __init__(self, key: str) -> None:
+        self.lost: list[str] = []
+        self.poller = Poller()
+        config = CONFIG._replace(hosts=HostsConfig(task=TaskConfig(1, 2, key), node_rank=0))
+        callbacks: Any = SimpleNamespace(on_stderr=lambda _: None)
+        self.channel = JobChannel(
+            config,
+            {},
+            self.poller,
+            callbacks,
+            on_message=lambda _: None,
+            on_lost=lambda what, _: self.lost.append(what),
+        )
+        self.channel.bind()
+
+
+@pytest.fixture
+def key() -> str:
+    return os.urandom(8).hex()
+
+
+@pytest.fixture
+def head(key: str) -> Iterator[Head]:
+    head = Head(key)
+    yield head
+    head.inherited.close()
+    try:
+        os.kill(head.pid, signal.SIGKILL)
+        os.waitpid(head.pid, 0)
+    except (ProcessLookupError, ChildProcessError):
+        pass
+
+
+@pytest.fixture
+def task(key: str) -> Iterator[Task]:
+    task = Task(key)
+    yield task
+    task.channel.close()
+    task.poller.close()
+
+
+@pytest.mark.parametrize("reaps", [True, False])
+def test_who_was_killed_is_not_taken_for_there_while_its_socket_is_open(head: Head, task: Task, *, reaps: bool) -> None:
+    """Its coordinator is killed a moment after it, and its connections end before its listening socket does."""
+    task.channel.open()
+    accepted, _ = head.inherited.accept()
+    head.kill(reaps=reaps)
+    accepted.close()
+    task.poller.wait(5)
+    assert task.lost == [GONE]
+    assert not task.channel.client.is_open
+
+
+def test_who_lives_is_connected_to_again(head: Head, task: Task) -> None:
+    """It starts another coordinator for the next attempt."""
+    task.channel.open()
+    accepted, _ = head.inherited.accept()
+    accepted.close()
+    task.poller.wait(5)
+    assert task.lost == ["the coordinator of " + socket.gethostname().partition(".")[0] + " is gone"]
+    assert task.channel.client.is_open
+
+
+def test_who_has_not_come_yet_is_waited_for(task: Task) -> None:
+    task.channel.send(JOIN)
+    task.channel.open()
+    assert (task.lost, task.channel.deadline is None) == ([], False)
+
+
+def test_who_was_killed_is_not_waited_for_in_the_next_attempt(head: Head, task: Task) -> None:
+    """Nobody starts it again, and the start timeout is ten minutes."""
+    task.channel.open()
+    accepted, _ = head.inherited.accept()
+    accepted.close()
+    task.poller.wait(5)
+    again, _ = head.inherited.accept()
+    head.kill(reaps=True)
+    head.inherited.close()
+    again.close()
+    task.poller.wait(5)
+    task.lost.clear()
+    task.channel.send(JOIN)
+    task.channel.open()
+    assert task.lost == [GONE]
+    assert task.channel.deadline is None
