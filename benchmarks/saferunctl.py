@@ -1,4 +1,4 @@
-"""How long saferunctl takes, beside a Python that does nothing: help of each verb, a list of runs, a million lines.
+"""How long saferunctl takes, beside a Python that does nothing: help of each subcommand, a list, a million lines.
 
 Usage: python benchmarks/saferunctl.py [ROUNDS]
 """
@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from saferun.ctl import VERBS
+from saferun.ctl import SUBCOMMANDS
 from saferun.files.file_server import FileServer
 from saferun.files.file_stream import LAZY
 from saferun.files.ring import DATA, OPEN, Record
@@ -81,8 +81,8 @@ def main(rounds: int) -> None:
         folder = Path(name)
         make_runs(folder)
         print(f"{'a Python that does nothing':<32}", taken_ms(folder, rounds, "-c", "pass"))
-        for verb in ("", *(verb.name for verb in VERBS)):
-            words = [verb, "--help"] if verb else ["--help"]
+        for subcommand in ("", *(subcommand.name for subcommand in SUBCOMMANDS)):
+            words = [subcommand, "--help"] if subcommand else ["--help"]
             shown = taken_ms(folder, rounds, "-m", "saferun.ctl", *words)
             print(f"{' '.join(words):<32}", shown, f"  (bar: {HELP_BAR_MS:.0f} ms)")
         print(f"{f'list, {RUNS} runs':<32}", taken_ms(folder, 3, "-m", "saferun.ctl", "list", "-n", "0"))

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from saferun.captures.recorder_content import BATCH, call_times, group_members, number_of
 from saferun.model import Value
 
-_NS_A_SAMPLE = 1_000_000
+_NS_PER_MS = 1_000_000
 _LONGEST_NS = 1000 * 1_000_000_000
 _FAR_NS = 1 << 63
 _LEAST_NS = 1_000_000_000
@@ -93,14 +93,14 @@ def calls_of(content: object) -> RecordedCalls:
         if created <= 0 or not (raw.get("retired") is True or raw.get("state") == "completed"):
             continue
         duration = raw.get("duration_ms")
-        measured = isinstance(duration, int | float) and 0 <= duration < _LONGEST_NS
+        measured = isinstance(duration, int | float) and 0 <= duration < _FAR_NS // _NS_PER_MS
         calls.append(
             Timed(
                 group,
                 number_of(raw.get("collective_seq_id")),
                 created,
                 ended if ended >= created else 0,
-                int(duration * _NS_A_SAMPLE) if measured else -1,
+                int(duration * _NS_PER_MS) if measured else -1,
                 is_p2p or op == BATCH,
             )
         )
@@ -217,14 +217,14 @@ def _merged(spans: _Spans, begin: int, end: int) -> _Spans:
 
 def _counts(spans: _Spans, begin: int, end: int) -> tuple[int, int, int, int, int]:
     """Samples, waits, squares, blocks and their squares."""
-    samples = (end - begin) // _NS_A_SAMPLE
-    lengths = [(ended - began) / _NS_A_SAMPLE for began, ended in spans]
+    samples = (end - begin) // _NS_PER_MS
+    lengths = [(ended - began) / _NS_PER_MS for began, ended in spans]
     size = (end - begin) / _BLOCKS
     blocks = [0.0] * _BLOCKS
     for began, ended in spans:
         for block in range(int((began - begin) / size), min(int((ended - begin) / size), _BLOCKS - 1) + 1):
             low, high = begin + block * size, begin + (block + 1) * size
-            blocks[block] += max(0.0, min(ended, high) - max(began, low)) / _NS_A_SAMPLE
+            blocks[block] += max(0.0, min(ended, high) - max(began, low)) / _NS_PER_MS
     return (
         samples,
         min(round(sum(lengths)), samples),

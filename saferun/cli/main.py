@@ -388,9 +388,9 @@ def _output(values: SimpleNamespace, environ: Mapping[str, str], settings: Mappi
         check_template(prefix)
     return OutputConfig(
         run_dir=None if values.run_dir in {None, KEEP_NO_FILES} else values.run_dir,
-        # A look at the hosts leaves no files, unless they are asked for.
         keep_runs=values.keep_runs,
         keep_bytes=_size_bytes("--keep-output", values.keep_output),
+        # With --preflight only there are no files, unless they are asked for.
         keep_files=values.run_dir != KEEP_NO_FILES and (values.preflight != "only" or values.run_dir is not None),
         prefix=prefix,
         legacy_template=legacy,

@@ -117,7 +117,7 @@ _TORCHRUNS = (
     _option(
         "--nproc-per-node N", "1", HOSTS, "ranks on this host: a number, or one per device with auto, cpu, gpu or xpu"
     ),
-    _option("--node-rank", 0, HOSTS, "rank of this host, for static rendezvous"),
+    _option("--node-rank", 0, HOSTS, "node rank of this host, for static rendezvous"),
     _option(
         "--rdzv-backend",
         "static",
@@ -427,7 +427,7 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--color {auto,always,never}",
         "auto",
         OUTPUT,
-        "colour the prefixes by rank; auto: on a terminal, unless NO_COLOR is set",
+        "colour the prefixes by rank, and saferun's own messages; auto: on a terminal, unless NO_COLOR is set",
     ),
     _option(
         "--fold {on,off}",

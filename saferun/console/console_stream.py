@@ -287,7 +287,7 @@ class ConsoleStream:
             begun, self._colors = self._colors.opening + begun, None
         try:
             lines = self._drawing.begin(begun)
-        finally:
+        finally:  # if it fails, all that was taken is shown as lines
             if lines:
                 self._pane.put(prefixed(self.prefix, lines), is_teed=self.is_teed)
         return True

@@ -1,7 +1,7 @@
-"""The command ``saferunctl``: inspects a host, settings and runs. One file a verb.
+"""The command ``saferunctl``: inspects a host, settings and runs. One file a subcommand.
 
-It needs no running saferun, and changes nothing but what a verb is for. A wrong command line gives two lines and exit
-code 2. Only the module of the verb that is asked for is imported.
+It needs no running saferun, and changes nothing but what a subcommand is for. A wrong command line gives two lines and
+exit code 2. Only the module of the subcommand that is asked for is imported.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from saferun.linux.signals import see_children_end
 from saferun.model import Value
 
 
-class VerbModule(Protocol):
-    """What the module of a verb has."""
+class SubcommandModule(Protocol):
+    """What the module of a subcommand has."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """The arguments of the verb."""
+        """The arguments of the subcommand."""
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Answer. Returns the exit code."""
 
 
-class Verb(Value):
-    """A verb of the command: its name, what it is for, and its module, if that is called otherwise.
+class Subcommand(Value):
+    """A subcommand of the command: its name, what it is for, and its module, if that is called otherwise.
 
-    ``takes_more``: arguments that the verb does not know itself are handed to it as ``more``.
+    ``takes_more``: arguments that the subcommand does not know itself are handed to it as ``more``.
     """
 
     name: str
@@ -42,45 +42,45 @@ class Verb(Value):
     module: str = ""
     takes_more: bool = False
 
-    def load(self) -> VerbModule:
+    def load(self) -> SubcommandModule:
         """Import the module."""
-        return cast("VerbModule", importlib.import_module(f"saferun.ctl.{self.module or self.name}"))
+        return cast("SubcommandModule", importlib.import_module(f"saferun.ctl.{self.module or self.name}"))
 
 
-VERBS: tuple[Verb, ...] = (
-    Verb(
+SUBCOMMANDS: tuple[Subcommand, ...] = (
+    Subcommand(
         "list",
         "the runs of this user, one line each: running, hung, succeeded, failed, stopped, left, lost, unknown",
         "list_runs",
     ),
-    Verb("logs", "the output of a run's ranks, in the order of time, also while it runs"),
-    Verb("diff", "how two runs differ: settings, versions, hosts, environment, outcome"),
-    Verb(
+    Subcommand("logs", "the output of a run's ranks, in the order of time, also while it runs"),
+    Subcommand("diff", "how two runs differ: settings, versions, hosts, environment, outcome"),
+    Subcommand(
         "status",
         "what the ranks of a run do now: progress, output, memory, CPU, GPUs, and how long each waits for the others",
     ),
-    Verb("stop", "stop a running job on all its hosts, as SIGTERM to each saferun does"),
-    Verb("kill", "end a running job at once on all its hosts, by SIGKILL to its ranks"),
-    Verb("restart", "end the ranks of a running job and start them again, on all its hosts"),
-    Verb("stacks", "where the processes of a run, or any process, are in their code"),
-    Verb("record", "where ranks spend their time over some seconds, as a flame graph and for speedscope"),
-    Verb("attach", "connect this terminal to one rank of a running job, for a debugger or a prompt"),
-    Verb(
+    Subcommand("stop", "stop a running job on all its hosts, as SIGTERM to each saferun does"),
+    Subcommand("kill", "end a running job at once on all its hosts, by SIGKILL to its ranks"),
+    Subcommand("restart", "end the ranks of a running job and start them again, on all its hosts"),
+    Subcommand("stacks", "where the processes of a run, or any process, are in their code"),
+    Subcommand("record", "where ranks spend their time over some seconds, as a flame graph and for speedscope"),
+    Subcommand("attach", "connect this terminal to one rank of a running job, for a debugger or a prompt"),
+    Subcommand(
         "debug",
         "attach pdb or gdb to a running rank; hang detection is paused",
         "debug_rank",
     ),
-    Verb("report", "the report of a run: text, JSON, an HTML page, or a trace for Perfetto or speedscope"),
-    Verb("story", "the last events of a run in which something went wrong, and what saferun did about them"),
-    Verb("core", "the stacks in a core file"),
-    Verb("clean", "remove old run directories: beyond the newest N, or older than a time"),
-    Verb("shim", "make a directory with a torchrun that runs saferun, for tools that call torchrun"),
-    Verb("completion", "print the shell completion script"),
-    Verb("env", "env profiles and variables: list, show, explain, diff, lint"),
-    Verb(
+    Subcommand("report", "the report of a run: text, JSON, an HTML page, or a trace for Perfetto or speedscope"),
+    Subcommand("story", "the last events of a run in which something went wrong, and what saferun did about them"),
+    Subcommand("core", "the stacks in a core file"),
+    Subcommand("clean", "remove old run directories: beyond the newest N, or older than a time"),
+    Subcommand("shim", "make a directory with a torchrun that runs saferun, for tools that call torchrun"),
+    Subcommand("completion", "print the shell completion script"),
+    Subcommand("env", "env profiles and variables: list, show, explain, diff, lint"),
+    Subcommand(
         "health", "whether this host is fit for a job, for Slurm's HealthCheckProgram, a prolog or a Kubernetes probe"
     ),
-    Verb(
+    Subcommand(
         "doctor",
         "check this host, or the hosts of a job, as a launch does before it starts anything",
         takes_more=True,
@@ -89,7 +89,7 @@ VERBS: tuple[Verb, ...] = (
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with errors of two lines; the parsers of verbs and actions are of its kind."""
+    """argparse with errors of two lines; the parsers of subcommands and actions are of its kind."""
 
     def error(self, message: str) -> NoReturn:
         """Two lines and exit code 2."""
@@ -115,16 +115,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = _Parser(prog="saferunctl", description="Inspect a host, settings and runs.")
     parser.add_argument("--version", action="version", version=f"saferunctl {__version__}")
-    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    subcommands = parser.add_subparsers(metavar="SUBCOMMAND", required=True)
     asked = next((word for word in argv if not word.startswith("-")), "")
-    for verb in VERBS:
+    for subcommand in SUBCOMMANDS:
         # What is handed on must not be taken for an abbreviation of something else.
-        abbreviates = not verb.takes_more
-        subparser = verbs.add_parser(verb.name, help=verb.summary, description=verb.summary, allow_abbrev=abbreviates)
-        if verb.name == asked:
-            module = verb.load()
+        abbreviates = not subcommand.takes_more
+        subparser = subcommands.add_parser(
+            subcommand.name, help=subcommand.summary, description=subcommand.summary, allow_abbrev=abbreviates
+        )
+        if subcommand.name == asked:
+            module = subcommand.load()
             module.add_arguments(subparser)
-            subparser.set_defaults(run=module.run, takes_more=verb.takes_more)
+            subparser.set_defaults(run=module.run, takes_more=subcommand.takes_more)
     arguments, more = parser.parse_known_args(argv)
     if more and not arguments.takes_more:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
@@ -144,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Run the verb.
+    """Run the subcommand.
 
     Raises:
         SaferunError: it fails, or standard output cannot be written.

@@ -27,7 +27,7 @@ _DETACHED = "detached from rank {rank}, which goes on"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the verb."""
+    """The arguments of the subcommand."""
     add_run_argument(parser, living_first=True)
     parser.add_argument("--rank", type=_rank, help="which rank; without it the one that asks for input")
     add_here_argument(parser)

@@ -35,7 +35,7 @@ class Candidate(Value):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the verb."""
+    """The arguments of the subcommand."""
     parser.add_argument(
         "directories",
         nargs="*",

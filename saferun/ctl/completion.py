@@ -25,7 +25,7 @@ _NUMBERS = frozenset({"int", "float"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the verb."""
+    """The arguments of the subcommand."""
     parser.add_argument("shell", choices=SHELLS, help="the shell that is to run the script")
 
 
@@ -72,20 +72,20 @@ def _has_file(option: Option) -> bool:
     return option.kind not in _NUMBERS and not option.choices
 
 
-def _verbs() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """The verbs of saferunctl: what each is for, and the words that may follow it."""
-    from saferun.ctl import VERBS
+def _subcommands() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """The subcommands of saferunctl: what each is for, and the words that may follow it."""
+    from saferun.ctl import SUBCOMMANDS
 
     found = {}
-    for verb in VERBS:
-        parser = argparse.ArgumentParser(prog=verb.name)
-        verb.load().add_arguments(parser)
+    for subcommand in SUBCOMMANDS:
+        parser = argparse.ArgumentParser(prog=subcommand.name)
+        subcommand.load().add_arguments(parser)
         further: list[str] = []
         for action in parser._actions:  # noqa: SLF001 - argparse has no other way to ask
             further += [flag for flag in action.option_strings if flag.startswith("--") and "_" not in flag]
             if not action.option_strings and action.choices is not None:
                 further += map(str, action.choices)
-        found[verb.name] = (verb.summary, tuple(further))
+        found[subcommand.name] = (subcommand.summary, tuple(further))
     return found
 
 
@@ -122,11 +122,11 @@ _saferunctl() {{
     local cur="${{COMP_WORDS[COMP_CWORD]}}"
     COMPREPLY=()
     if (( COMP_CWORD == 1 )); then
-        COMPREPLY=( $(compgen -W "{verbs} --help --version" -- "$cur") )
+        COMPREPLY=( $(compgen -W "{subcommands} --help --version" -- "$cur") )
         return
     fi
     case "${{COMP_WORDS[1]}}" in
-{verb_cases}
+{subcommand_cases}
     esac
 }}
 complete -o default -F _saferun saferun
@@ -138,7 +138,7 @@ def _bash() -> str:
     switches = [flag for option in OPTIONS if option.kind == "flag" for flag in option.flags]
     chosen = [option for option in OPTIONS if option.choices]
     others = [flag for option in OPTIONS if option.kind != "flag" and not option.choices for flag in option.flags]
-    verbs = _verbs()
+    subcommands = _subcommands()
     reply = 'COMPREPLY=( $(compgen -W "{}" -- "$cur") )'
     return _BASH.format(
         switches="|".join([*switches, "-h", *(flag for flag, _ in _QUESTIONS)]),
@@ -149,9 +149,11 @@ def _bash() -> str:
         values="|".join(others),
         flags=" ".join([*map(_name, OPTIONS), *(flag for flag, _ in _QUESTIONS)]),
         underscored=" ".join(flag for option in OPTIONS for flag in option.flags if "_" in flag),
-        verbs=" ".join(verbs),
-        verb_cases="\n".join(
-            f"        {verb}) {reply.format(' '.join(further))} ;;" for verb, (_, further) in verbs.items() if further
+        subcommands=" ".join(subcommands),
+        subcommand_cases="\n".join(
+            f"        {subcommand}) {reply.format(' '.join(further))} ;;"
+            for subcommand, (_, further) in subcommands.items()
+            if further
         ),
     )
 
@@ -182,13 +184,26 @@ def _zsh() -> str:
             value = f":{_zsh_text(option.metavar or option.dest)}:{what}"
         equals = "" if option.kind == "flag" else "="
         lines.append(f"    '*{_name(option)}{equals}[{_zsh_text(option.help)}]{value}' \\")
-    lines += ["    '1:script:_files' '*::arguments:_files'", "}", "_saferunctl_verbs() {", "  local -a verbs=("]
-    verbs = _verbs()
-    lines += [f"    '{verb}:{_zsh_text(text)}'" for verb, (text, _) in verbs.items()]
-    lines += ["  )", "  if (( CURRENT == 2 )); then _describe verb verbs; return; fi", "  case $words[2] in"]
-    lines += [f"    {verb}) compadd -- {' '.join(further)} ;;" for verb, (_, further) in verbs.items() if further]
+    lines += [
+        "    '1:script:_files' '*::arguments:_files'",
+        "}",
+        "_saferunctl_subcommands() {",
+        "  local -a subcommands=(",
+    ]
+    subcommands = _subcommands()
+    lines += [f"    '{subcommand}:{_zsh_text(text)}'" for subcommand, (text, _) in subcommands.items()]
+    lines += [
+        "  )",
+        "  if (( CURRENT == 2 )); then _describe subcommand subcommands; return; fi",
+        "  case $words[2] in",
+    ]
+    lines += [
+        f"    {subcommand}) compadd -- {' '.join(further)} ;;"
+        for subcommand, (_, further) in subcommands.items()
+        if further
+    ]
     lines += ["  esac", "  _files", "}"]
-    lines.append('if [[ $service == saferunctl ]]; then _saferunctl_verbs "$@"; else _saferun_options "$@"; fi')
+    lines.append('if [[ $service == saferunctl ]]; then _saferunctl_subcommands "$@"; else _saferun_options "$@"; fi')
     return "\n".join(lines) + "\n"
 
 
@@ -214,9 +229,9 @@ def _fish() -> str:
 
 def _fish_ctl() -> str:
     lines = ["# made by saferun.ctl.completion"]
-    for verb, (text, further) in _verbs().items():
-        lines.append(f"complete -c saferunctl -n __fish_use_subcommand -a {verb} -d '{_fish_text(text)}'")
-        seen = f"'__fish_seen_subcommand_from {verb}'"
+    for subcommand, (text, further) in _subcommands().items():
+        lines.append(f"complete -c saferunctl -n __fish_use_subcommand -a {subcommand} -d '{_fish_text(text)}'")
+        seen = f"'__fish_seen_subcommand_from {subcommand}'"
         for word in further:
             what = f"-l {word[2:]}" if word.startswith("--") else f"-a {word}"
             lines.append(f"complete -c saferunctl -n {seen} {what}")

@@ -16,7 +16,7 @@ _BUDGET_S = 300.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the verb."""
+    """The arguments of the subcommand."""
     parser.add_argument("file", metavar="FILE", help="the core")
     parser.add_argument("--exe", metavar="PROGRAM", help="program that left the core, if the core names another")
     parser.add_argument("--json", action="store_true", help="as JSON")

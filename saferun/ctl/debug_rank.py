@@ -41,7 +41,7 @@ _DEAD = frozenset({"Z", "X"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the verb."""
+    """The arguments of the subcommand."""
     add_run_argument(parser, living_first=True)
     parser.add_argument("--rank", type=_rank, required=True, help="which rank")
     parser.add_argument(

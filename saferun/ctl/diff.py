@@ -34,7 +34,7 @@ class Side(Value):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the verb."""
+    """The arguments of the subcommand."""
     parser.add_argument("first", metavar="RUN", help=PLAIN_RUN_HELP)
     parser.add_argument("second", metavar="OTHER", help="the run to compare it with, named in the same way")
     parser.add_argument("--json", action="store_true", help="as JSON")

@@ -21,7 +21,7 @@ EPILOG = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the verb itself; all others are a launch's."""
+    """The arguments of the subcommand itself; all others are a launch's."""
     parser.usage = (
         "saferunctl doctor [--json] [--collective] [--backend NAME] [--trial-timeout SECONDS] [options of saferun] "
         "[script]"
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check, and answer on stdout. 1 where a check failed."""
-    from saferun.launch.entry import launch  # the other verbs need nothing of it
+    from saferun.launch.entry import launch  # the other subcommands need nothing of it
 
     config = config_of(arguments, arguments.more)
     exit_code = launch(config, dict(os.environ))
@@ -62,7 +62,7 @@ def config_of(arguments: argparse.Namespace, more: Sequence[str]) -> LaunchConfi
     """The launch that checks and starts nothing.
 
     Args:
-        arguments: the verb's own.
+        arguments: the subcommand's own.
         more: those that are a launch's.
 
     Raises:

@@ -8,29 +8,34 @@ import sys
 from typing import Any
 
 _PATH_HELP = "a directory or file with more env profiles"
+_PROFILE_HELP = "the name of an env profile, as `saferunctl env list` shows it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the verb."""
+    """The arguments of the subcommand."""
     parser.set_defaults(env_profile_path=[], vendor="auto", json=False)
     _add_common(parser)
     actions = parser.add_subparsers(metavar="ACTION", required=True, dest="action")
-    actions.add_parser("list", help="the env profiles, with what they cost")
-    show = actions.add_parser("show", help="what a profile sets on this host, and why")
-    show.add_argument("profile")
-    explain = actions.add_parser("explain", help="what a variable is for, who reads it, and which profiles set it")
-    explain.add_argument("variable")
-    diff = actions.add_parser("diff", help="how two profiles differ on this host")
-    diff.add_argument("first")
-    diff.add_argument("second")
-    lint = actions.add_parser("lint", help="variables that no installed library reads, and values that make no sense")
+
+    def action(name: str, summary: str) -> argparse.ArgumentParser:
+        return actions.add_parser(name, help=summary, description=summary)
+
+    action("list", "the env profiles, with what they cost")
+    show = action("show", "what a profile sets on this host, and why")
+    show.add_argument("profile", help=_PROFILE_HELP)
+    explain = action("explain", "what a variable is for, who reads it, and which profiles set it")
+    explain.add_argument("variable", help="the name of an environment variable")
+    diff = action("diff", "how two profiles differ on this host")
+    diff.add_argument("first", help=_PROFILE_HELP)
+    diff.add_argument("second", help=_PROFILE_HELP)
+    lint = action("lint", "variables that no installed library reads, and values that make no sense")
     lint.add_argument("--env-profile", default="none", help="with the variables of these profiles, as for a launch")
     lint.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="with this variable")
     lint.add_argument("--all", action="store_true", help="also uncertain findings, and all names of what was searched")
     lint.add_argument("--python", default=os.environ.get("PYTHON_EXEC", sys.executable), help="the ranks' interpreter")
     lint.add_argument("script", nargs="?", help="the training script: what it reads is known")
-    for action in actions.choices.values():
-        _add_common(action)
+    for parser_of_action in actions.choices.values():
+        _add_common(parser_of_action)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:

@@ -32,7 +32,7 @@ EPILOG = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the verb."""
+    """The arguments of the subcommand."""
     parser.epilog = EPILOG
     parser.add_argument(
         "--full", action="store_true", help="also multiply matrices for a second and run an all_reduce, with torch"

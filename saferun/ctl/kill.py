@@ -9,7 +9,7 @@ from saferun.ctl.stop import add_common_arguments, end_job
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the verb."""
+    """The arguments of the subcommand."""
     add_run_argument(parser, is_required=True)
     add_common_arguments(parser)
 

@@ -33,7 +33,7 @@ class ListedRun(Value):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the verb."""
+    """The arguments of the subcommand."""
     parser.add_argument("-n", type=int, default=_SHOWN, metavar="N", help=f"the newest N (default: {_SHOWN}); 0: all")
     parser.add_argument("--here", action="store_true", help="only those in ./saferun-runs")
     parser.add_argument("--running", action="store_true", help="only those that run")

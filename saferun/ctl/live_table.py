@@ -74,6 +74,7 @@ def live_lines(content: JsonObject) -> Iterator[str]:
     widths = [max(len(cells[column]) for cells in (head, *rows)) for column in range(len(head))]
     for host in hosts:
         yield _host_line(host)
+        # (Rows have a cell for the step also where no rank reports one, and there is no such column.)
         for cells in (head, *(_cells(row) for row in host.report.ranks)):
             yield "  " + "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=False))
         if host.report.more > 0:

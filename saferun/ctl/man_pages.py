@@ -1,4 +1,4 @@
-"""The man pages of both commands, as roff with the macros of man(7), made from the tables of options and verbs."""
+"""The man pages of both commands, as roff with the macros of man(7), from the tables of options and subcommands."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from saferun.cli.help import PLACES
 from saferun.cli.options import OPTIONS, Option
 
 _ABOUT_CTL = (
-    "It needs no running saferun, and changes nothing but what a verb is for. A run is named by its directory, its "
-    "name below saferun-runs, its id, or the beginning of either."
+    "It needs no running saferun, and changes nothing but what a subcommand is for. A run is named by its directory, "
+    "its name below saferun-runs, its id, or the beginning of either."
 )
 _CODES = (
     ("0", "done, or the answer is good news"),
@@ -38,24 +38,28 @@ def man_page() -> str:
 
 
 def ctl_man_page() -> str:
-    """saferunctl(1): all verbs, with their arguments."""
-    from saferun.ctl import VERBS
+    """saferunctl(1): all subcommands, with their arguments."""
+    from saferun.ctl import SUBCOMMANDS
 
     lines = _head("saferunctl", "inspect a host, settings and runs of saferun, and end running jobs")
     lines += [".SH SYNOPSIS", ".B saferunctl", "\\fIVERB\\fR [arguments]", ".SH DESCRIPTION", _text(_ABOUT_CTL)]
-    lines.append(".SH VERBS")
-    for verb in VERBS:
+    lines.append(".SH SUBCOMMANDS")
+    for subcommand in SUBCOMMANDS:
         parser = argparse.ArgumentParser()
-        verb.load().add_arguments(parser)
-        lines += _verb(parser, f"saferunctl {verb.name}", verb.summary, takes_more=verb.takes_more)
+        subcommand.load().add_arguments(parser)
+        lines += _subcommand(
+            parser, f"saferunctl {subcommand.name}", subcommand.summary, takes_more=subcommand.takes_more
+        )
     lines.append(".SH EXIT STATUS")
     for code, text in _CODES:
         lines += [".TP", f"\\fB{code}\\fR", _text(text)]
     return _joined([*lines, ".SH SEE ALSO", ".BR saferun (1)"])
 
 
-def _verb(parser: argparse.ArgumentParser, command: str, summary: str, *, takes_more: bool = False) -> Iterator[str]:
-    """A section of a verb, or of an action of it. What argparse shows itself differs between releases of Python."""
+def _subcommand(
+    parser: argparse.ArgumentParser, command: str, summary: str, *, takes_more: bool = False
+) -> Iterator[str]:
+    """A section of a subcommand, or of an action of it. What argparse itself shows differs between Pythons."""
     synopsis = ["[options]"]
     items: list[str] = []
     sections: list[str] = []
@@ -64,7 +68,7 @@ def _verb(parser: argparse.ArgumentParser, command: str, summary: str, *, takes_
             synopsis.append(f"{action.metavar} [arguments]")
             helps = {one.dest: one.help or "" for one in action._choices_actions}  # noqa: SLF001 - as above
             for name, inner in action.choices.items():
-                sections += _verb(inner, f"{command} {name}", helps.get(name, ""))
+                sections += _subcommand(inner, f"{command} {name}", helps.get(name, ""))
         elif action.help != argparse.SUPPRESS and "-h" not in action.option_strings:
             value = _value(action)
             flags = [flag for flag in action.option_strings if "_" not in flag]

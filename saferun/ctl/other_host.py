@@ -1,4 +1,4 @@
-"""The way of a verb to the host of a rank: by srun within the job, or by ssh, with this terminal."""
+"""The way of a subcommand to the host of a rank: by srun within the job, or by ssh, with this terminal."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Destination(Value):
 
 
 def add_here_argument(parser: argparse.ArgumentParser) -> None:
-    """The option that keeps a verb on this host."""
+    """The option that keeps a subcommand on this host."""
     parser.add_argument(
         "--here", action="store_true", help="only on this host: if the rank runs on another one, say on which"
     )
@@ -156,16 +156,16 @@ def _has(fd: int, path: str) -> bool:
     return True
 
 
-def command_line(verb: str, rank: str, to: Destination, options: Sequence[str] = ()) -> list[str]:
-    """What runs the verb there, with this terminal; empty: nothing here can.
+def command_line(subcommand: str, rank: str, to: Destination, options: Sequence[str] = ()) -> list[str]:
+    """What runs the subcommand there, with this terminal; empty: nothing here can.
 
     Args:
-        verb: of saferunctl.
+        subcommand: of saferunctl.
         rank: the rank's number.
         to: where.
-        options: more of the verb's.
+        options: more of the subcommand's.
     """
-    own = [sys.executable, "-m", "saferun.ctl", verb, to.run, "--rank", rank, *options, "--here"]
+    own = [sys.executable, "-m", "saferun.ctl", subcommand, to.run, "--rank", rank, *options, "--here"]
     srun = find_tool("srun") if to.slurm_job else ""
     if srun:
         # As a step of the job, which needs nothing of the host for itself. Source: srun(1).
@@ -175,14 +175,14 @@ def command_line(verb: str, rank: str, to: Destination, options: Sequence[str] =
     return [ssh, "-t", "-o", f"ConnectTimeout={_CONNECT_S}", "--", to.host, shlex.join(own)] if ssh else []
 
 
-def by_hand(verb: str, rank: str, to: Destination, options: Sequence[str] = ()) -> str:
+def by_hand(subcommand: str, rank: str, to: Destination, options: Sequence[str] = ()) -> str:
     """The command that a user types to do the same."""
-    own = shlex.join(("saferunctl", verb, to.run, "--rank", rank, *options))
+    own = shlex.join(("saferunctl", subcommand, to.run, "--rank", rank, *options))
     is_plain = shlex.quote(to.run) == to.run
     return f"ssh -t {shlex.quote(to.host)} {own if is_plain else shlex.quote(own)}"
 
 
-def refuse(verb: str, rank: str, to: Destination | None, options: Sequence[str] = ()) -> NoReturn:
+def refuse(subcommand: str, rank: str, to: Destination | None, options: Sequence[str] = ()) -> NoReturn:
     """The rank is on another host, and this process stays here.
 
     Raises:
@@ -190,33 +190,33 @@ def refuse(verb: str, rank: str, to: Destination | None, options: Sequence[str] 
     """
     if to is None:
         raise UsageError(f"rank {rank} runs on another host of the job", "saferunctl status names it", exit_code=1)
-    raise UsageError(f"rank {rank} runs on {to.host}", f"there: {by_hand(verb, rank, to, options)}", exit_code=1)
+    raise UsageError(f"rank {rank} runs on {to.host}", f"there: {by_hand(subcommand, rank, to, options)}", exit_code=1)
 
 
-def go(verb: str, rank: str, to: Destination | None, options: Sequence[str] = (), *, stays: bool) -> int:
-    """Run the verb on the host of the rank. Returns its exit code.
+def go(subcommand: str, rank: str, to: Destination | None, options: Sequence[str] = (), *, stays: bool) -> int:
+    """Run the subcommand on the host of the rank. Returns its exit code.
 
     Args:
-        verb: of saferunctl.
+        subcommand: of saferunctl.
         rank: the rank's number.
         to: where; None: that is not known.
-        options: more of the verb's.
+        options: more of the subcommand's.
         stays: whether the user wants nothing to be done elsewhere.
 
     Raises:
         UsageError: it is not to be done elsewhere, or cannot be.
     """
     if to is None or stays or not _HOST.fullmatch(to.host):
-        refuse(verb, rank, to, options)
-    command = command_line(verb, rank, to, options)
+        refuse(subcommand, rank, to, options)
+    command = command_line(subcommand, rank, to, options)
     if not command:
-        refuse(verb, rank, to, options)
+        refuse(subcommand, rank, to, options)
     tool = os.path.basename(command[0])
     print_error(printable(f"saferun: rank {rank} runs on {to.host}: going there by {tool}"))
     code = _run(command)
     if code == _SSH_FAILED or (tool == "srun" and code):
         what = f"{tool} ended with {signal_name(-code) if code < 0 else f'exit code {code}'}"
-        raise UsageError(what, f"if it did not get to {to.host}: {by_hand(verb, rank, to, options)}", exit_code=1)
+        raise UsageError(what, f"if it did not get to {to.host}: {by_hand(subcommand, rank, to, options)}", exit_code=1)
     return code
 
 

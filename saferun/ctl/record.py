@@ -27,7 +27,7 @@ _IDLE_HINT = "with --idle threads count that wait, too"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the verb."""
+    """The arguments of the subcommand."""
     parser.add_argument(
         "target",
         nargs="?",

@@ -24,7 +24,7 @@ _PAGE = "report.html"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the verb."""
+    """The arguments of the subcommand."""
     add_run_argument(parser)
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--text", action="store_true", help="print report.txt (the default)")

@@ -15,7 +15,7 @@ _STARTED_S = 3600.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the verb."""
+    """The arguments of the subcommand."""
     add_run_argument(parser, is_required=True)
     parser.add_argument("--no-wait", action="store_true", help="do not wait until the ranks run again")
     parser.add_argument("--json", action="store_true", help="as JSON")

@@ -1,4 +1,4 @@
-"""Which run a word of the command line means: the same for every verb.
+"""Which run a word of the command line means: the same for every subcommand.
 
 A run is named by its directory, by its name below saferun-runs, by its id, by the beginning of either, or by
 ``latest``. Runs are looked for below ./saferun-runs, in the index of this user's runs, and among those that live
@@ -80,9 +80,9 @@ def add_run_argument(parser: argparse.ArgumentParser, *, is_required: bool = Fal
     """The argument that names a run.
 
     Args:
-        parser: of the verb.
-        is_required: a verb that ends a job does not choose which.
-        living_first: as the verb has it for ``find_run``.
+        parser: of the subcommand.
+        is_required: a subcommand that ends a job does not choose which.
+        living_first: as the subcommand has it for ``find_run``.
     """
     if is_required:
         parser.add_argument("run_dir", metavar="RUN", help=REQUIRED_HELP)
@@ -97,8 +97,8 @@ def find_run(word: str, *, living_first: bool = False, ends: bool = False) -> Pa
     Args:
         word: as on the command line.
         living_first: whether ``latest`` is a run that lives elsewhere rather than one that has ended here.
-        ends: whether the verb ends the ranks: ``latest`` is then a run of this directory, and of several runs that a
-            word may mean none is chosen because it alone lives.
+        ends: whether the subcommand ends the ranks: ``latest`` is then a run of this directory, and of several runs
+            that a word may mean none is chosen because it alone lives.
 
     Raises:
         UsageError: there is none, or there are several, or a link to it is another user's.
@@ -175,7 +175,7 @@ def _latest(*, living_first: bool, ends: bool) -> FoundRun:
     if newest is None:
         others = "" if ends else ", and no other run"
         raise UsageError(f"there is no {BASE}/{LATEST} here{others}", "name a run by its directory")
-    return newest  # a verb that ends a job is refused by how this one has ended
+    return newest  # a subcommand that ends a job is refused by how this one has ended
 
 
 def _latest_link() -> str:

@@ -18,7 +18,7 @@ _HOOK = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the verb."""
+    """The arguments of the subcommand."""
     parser.add_argument("directory", metavar="DIR", help="where to write it; the directory is made if necessary")
     parser.add_argument("--force", action="store_true", help="overwrite files that are not saferunctl's")
 

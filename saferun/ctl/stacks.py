@@ -8,7 +8,7 @@ from saferun.ctl.run_directory import TARGET_HELP
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the verb."""
+    """The arguments of the subcommand."""
     parser.add_argument(
         "target",
         nargs="?",
@@ -16,7 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PID|RUN",
         help=f"{TARGET_HELP}. Each with all its descendants; of a run on several hosts all are shown",
     )
-    parser.add_argument("--native", action="store_true", help="with C and C++ frames; pauses each process for a second")
+    parser.add_argument(
+        "--native",
+        action="store_true",
+        help="with C and C++ frames; stops each process while they are read, for a second or more",
+    )
     parser.add_argument("--json", action="store_true", help="everything that was seen, as JSON")
 
 

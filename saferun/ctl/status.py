@@ -44,7 +44,7 @@ class Status(Value):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the verb."""
+    """The arguments of the subcommand."""
     add_run_argument(parser, living_first=True)
     parser.add_argument(
         "-w",

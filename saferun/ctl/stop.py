@@ -24,7 +24,7 @@ _SIGNAL, _TIMEOUT = "USR1", "10min"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the verb."""
+    """The arguments of the subcommand."""
     add_run_argument(parser, is_required=True)
     add_common_arguments(parser)
     parser.add_argument(
@@ -77,23 +77,23 @@ def run(arguments: argparse.Namespace) -> int:
     return end_job(arguments, "stop")
 
 
-def end_job(arguments: argparse.Namespace, verb: str, **fields: float) -> int:
+def end_job(arguments: argparse.Namespace, subcommand: str, **fields: float) -> int:
     """Have the job end. ``fields``: of the request."""
-    live, reply = ask_living(find_run(arguments.run_dir, ends=True), verb, **fields)
+    live, reply = ask_living(find_run(arguments.run_dir, ends=True), subcommand, **fields)
     try:
         if not arguments.json:
-            answer(f"{live.shown}: {_what_follows(reply, verb, fields)}\n")
+            answer(f"{live.shown}: {_what_follows(reply, subcommand, fields)}\n")
         end = None if arguments.no_wait else _await_end(live)
     finally:
         live.close()
     if arguments.json:
-        answer_json(_as_json(live, verb, end))
+        answer_json(_as_json(live, subcommand, end))
     elif end is not None:
         answer(f"{live.shown}: {_end_text(end)}\n")
     return 0
 
 
-def _what_follows(reply: JsonObject, verb: str, fields: Mapping[str, float]) -> str:
+def _what_follows(reply: JsonObject, subcommand: str, fields: Mapping[str, float]) -> str:
     ranks, grace_s = reply.get("ranks"), reply.get("grace_s")
     hosts = reply.get("hosts")
     whom = count_text(ranks, "rank") if isinstance(ranks, int) else "the ranks"
@@ -101,9 +101,9 @@ def _what_follows(reply: JsonObject, verb: str, fields: Mapping[str, float]) -> 
         whom = f"the ranks of {hosts} hosts"
     if ranks == 0:
         return "no rank runs now; there is no other attempt"
-    if verb == "kill":
+    if subcommand == "kill":
         return f"killing {whom}"
-    if verb == "checkpoint":
+    if subcommand == "checkpoint":
         name = signal.Signals(int(fields["signum"])).name
         where = " of its host" if isinstance(hosts, int) and hosts > 1 else ""
         return (
@@ -127,12 +127,12 @@ def _end_text(state: RunState) -> str:
     return f"it has ended: {state.name}" + (f", exit code {end.exit_code}" if end is not None else "")
 
 
-def _as_json(live: LiveRun, verb: str, state: RunState | None) -> JsonObject:
+def _as_json(live: LiveRun, subcommand: str, state: RunState | None) -> JsonObject:
     end = state.record.end if state is not None and state.record is not None else None
     return {
         "run": str(live.directory),
         "run_id": live.record.run_id,
-        "asked": verb,
+        "asked": subcommand,
         "state": state.name if state is not None else None,
         "exit_code": end.exit_code if end is not None else None,
     }

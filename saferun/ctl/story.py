@@ -25,7 +25,7 @@ _LONGEST_LINE = 1 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the verb."""
+    """The arguments of the subcommand."""
     add_run_argument(parser)
     parser.add_argument("--json", action="store_true", help="as JSON: the entries of each file")
 

@@ -9,7 +9,7 @@ from saferun.errors import UsageError
 
 _NO_NUMBER = re.compile(r"argument (?:-\w/)?(\S+): invalid (int|float) value: '(.*)'", re.DOTALL)
 _NUMBERS = {"int": "a whole number", "float": "a number"}
-# Of a verb or the action of one, whose names are in capitals.
+# Of a subcommand or the action of one, whose names are in capitals.
 _NO_WORD = re.compile(r"argument ([A-Z]+): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 
 
@@ -18,7 +18,7 @@ def plain_error(message: str, program: str) -> UsageError:
 
     Args:
         message: argparse's.
-        program: the command, with the verb whose help has more.
+        program: the command, with the subcommand whose help has more.
     """
     more = f"see {program} --help"
     if found := _NO_NUMBER.fullmatch(message):

@@ -41,7 +41,7 @@ _KEEP_TIME = frozenset({"c10d", "etcd-v2"})
 _AWAITED_S = 2 * 3600.0  # the coordinator says at least once an hour that it waits
 # Of --host-timeout: five minutes unless another one is given, as torchrun waits at its exit barrier.
 _UNHEARD_TIMEOUTS = 10
-# The host that decides waits for the others' parts of a picture (``evidence_exchange``), and a little longer.
+# The host that decides waits for the others' evidence (``evidence_exchange``), and a little longer.
 _OTHERS_S = 12.0
 # A few chunks of output with their prefixes.
 _KEPT_BYTES = 4 << 20
@@ -247,11 +247,11 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
         # A host that torch's rendezvous keeps as a spare waits longer than --rdzv-conf has late hosts waited for.
         least_s = 0.0 if config.rendezvous.backend == "static" else HostsConfig().start_timeout_s
         join_s = max(hosts.start_timeout_s, least_s) + hosts.connect_timeout_s
-        keeps_spares = config.rendezvous.backend in _KEEP_TIME
+        may_wait_for_long = config.rendezvous.backend in _KEEP_TIME
         limits = limits._replace(
             capture_s=limits.capture_s + _OTHERS_S,
             join_s=join_s + _JOIN_BACKSTOP_S,
-            awaited_s=_AWAITED_S if keeps_spares else 0.0,
+            awaited_s=_AWAITED_S if may_wait_for_long else 0.0,
             unreachable_s=hosts.host_timeout_s * _UNHEARD_TIMEOUTS,
         )
     attempts = AttemptPolicy(

@@ -222,9 +222,9 @@ def parse_oom_lines(lines: Iterable[str]) -> list[OomLine]:
     constrained: set[int] = set()
     for line in lines:
         if "memory: usage " in line and ", limit " in line:
-            limit_bytes = _kilobytes(line, ", limit ", 0) * 1024
+            limit_bytes = _number_after(line, ", limit ") * 1024
         elif "oom-kill:constraint=CONSTRAINT_MEMCG" in line:
-            constrained.add(_kilobytes(line, ",pid=", 0))
+            constrained.add(_number_after(line, ",pid="))
         elif "illed process " in line or "Kill process " in line:
             kill = _killed(line)
             # Older kernels log a kill in one line and its size in the next.
@@ -251,19 +251,19 @@ def _killed(line: str) -> OomLine | None:
     end = max(rest.rfind(ending) for ending in _AFTER_NAME)
     name = rest[rest.find("(") + 1 : end] if end > 0 else ""
     sizes = rest[max(end, 0) :]
-    rss_kilobytes = sum(_kilobytes(sizes, key, 0) for key in ("anon-rss:", "file-rss:", "shmem-rss:"))
+    rss_kilobytes = sum(_number_after(sizes, key) for key in ("anon-rss:", "file-rss:", "shmem-rss:"))
     return OomLine(int(pid), name[:64], rss_kilobytes * 1024, "emory cgroup" in head, 0)
 
 
-def _kilobytes(text: str, key: str, otherwise: int) -> int:
-    """The number after a key."""
+def _number_after(text: str, key: str) -> int:
+    """The number after the last such key; 0: there is none."""
     _, found, rest = text.rpartition(key)
     digits = ""
     for char in rest if found else "":
         if not char.isdecimal() or len(digits) > 18:  # noqa: PLR2004 - more than any size
             break
         digits += char
-    return int(digits) if digits else otherwise
+    return int(digits) if digits else 0
 
 
 # ------------------------------------------------------------------------------------------------------ control groups

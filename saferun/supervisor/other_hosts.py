@@ -51,14 +51,12 @@ def note_abort(launch: LaunchState, event: JobAborted) -> None:
     others.is_announced = True
     if not launch.leads and not launch.is_spare:
         others.unreachable = ""  # it has been read in the leader's store
-    if event.signum and event.reason not in {
-        "request",
-        "restart",
-    }:  # a person who asks does not send SIGKILL a moment later
+    # (A person who asks does not send SIGKILL a moment later.)
+    if event.signum and event.reason not in {"request", "restart"}:
         others.announced_signum = event.signum
         expect_sigkill(launch, event.at)
     if event.reason == "request" and not event.ours:
-        launch.note_request(event.message, event.signum, ours=event.ours)
+        launch.note_request(event.message, event.signum, ours=False)
     others.is_stopped = others.is_stopped or event.reason in ABORT_ORDERS
     others.awaits_cause = others.awaits_cause or event.reason == "victim"
 

@@ -247,7 +247,7 @@ def on_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
         launch.stop_signum = event.signum
         line = ": all ranks of this host have ended well, and it does not wait for the others"
         return [_signal_line(event, line), *launch.finish(1, leaves=True)]
-    announced = _ordered(launch, event)
+    announced = _obey_signal(launch, event)
     if launch.state in {State.WAITING, State.PROBING}:
         return [*announced, *diagnose(launch, event.at)]
     count, grace_s = len(launch.attempt.running), launch.limits.grace_s
@@ -280,7 +280,7 @@ def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list
         line = _signal_line(event, ": processes that the ranks left behind are not waited for")
         return [line, *hurried] if (hurried := stop_waiting_for_orphans(launch, event.at)) else []
     had_failed = not isinstance(attempt.ending, Regroup | None)
-    announced = _ordered(launch, event)
+    announced = _obey_signal(launch, event)
     if launch.state is State.CAPTURING and launch.deadline is not None:
         # The time that is left belongs to the ranks.
         launch.enter(State.CAPTURING, min(launch.deadline, event.at + FIRST_CAPTURE_S))
@@ -297,7 +297,7 @@ def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list
     return [*announced, *(_end_grace(launch, event.at) if is_another else [])]
 
 
-def _ordered(launch: LaunchState, event: SignalReceived) -> list[Action]:
+def _obey_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
     """The user or the scheduler wants this host to stop: there is no other attempt, and the other hosts know of it."""
     ending, others = launch.attempt.ending, launch.attempt.others
     launch.stop_signum = event.signum
@@ -421,7 +421,7 @@ def _obey_late(launch: LaunchState, at: float) -> None:
     stopping, is_static = launch.attempt.stopping, launch.job.spans_hosts and not launch.job.outlives_leader
     is_needed = is_static and not launch.may_end_alone
     if stopping.late_signal is not None and is_needed and launch.stop_signum is None and launch.attempt.ending:
-        _ordered(launch, stopping.late_signal._replace(at=at))  # it announces nothing in STOPPING
+        _obey_signal(launch, stopping.late_signal._replace(at=at))  # it announces nothing in STOPPING
 
 
 def regroup(launch: LaunchState, at: float, ending: Regroup) -> list[Action]:

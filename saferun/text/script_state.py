@@ -17,6 +17,8 @@ __all__ = ["SIZE_BYTES", "ReportedPhase", "ScriptState", "state_from"]
 SIZE_BYTES = 1024
 LONGEST_PHASE_S = 86400.0
 """No phase puts off a verdict for longer."""
+# What the rank's side (``api/script/reported_progress.py``) never exceeds. It runs in the script's process, and imports
+# nothing from here.
 _MOST_LINES = 16
 _MOST_METRICS = 8
 _LONGEST_NAME = 32
@@ -98,7 +100,7 @@ def _number(word: str) -> int:
 
 
 def step_text(state: ScriptState, now: float) -> str:
-    """``step 120 (loss 0.53), 4 s ago``; empty where it has reported no step. ``now``: monotonic seconds."""
+    """``step 120 (loss 0.53), 4 s before``; empty where it has reported no step. ``now``: monotonic seconds."""
     if state.step < 0:
         return ""
     metrics = ", ".join(f"{name} {value:.6g}" for name, value in state.metrics)

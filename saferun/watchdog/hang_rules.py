@@ -11,8 +11,9 @@ DUMPS = 30
 """How many dumps it takes to suspect a hang."""
 DUMPS_IN_COLLECTIVE = 5
 """How many it takes of a rank in a collective, whose sequence numbers are known."""
-_DUMPS_SPAN = 0.4
-_FROZEN = 0.7
+# In parts of the hang timeout: how long the dumps have to span, and how long the numbers of collectives to stand still.
+_DUMPS_SPAN_SHARE = 0.4
+_FROZEN_SHARE = 0.7
 _UNINTERRUPTIBLE_S = 60.0
 _STOPPED_SAMPLES = 2
 
@@ -48,8 +49,8 @@ def _role(ranks: RankHistories, watched: RankHistory) -> str:
     if not watched.busy_pids:
         # It has been quiet, but not for long enough.
         return "works"
-    span_s = _DUMPS_SPAN * ranks.timeout_s
-    if watched.is_in_collective and watched.frozen_s(ranks.clock_s) >= _FROZEN * ranks.timeout_s:
+    span_s = _DUMPS_SPAN_SHARE * ranks.timeout_s
+    if watched.is_in_collective and watched.frozen_s(ranks.clock_s) >= _FROZEN_SHARE * ranks.timeout_s:
         alike = not ranks.can_dump or watched.dumps_alike(DUMPS_IN_COLLECTIVE, span_s)
         return "in_collective" if alike else "works"
     return "spins" if ranks.can_dump and watched.dumps_alike(DUMPS, span_s) else "works"

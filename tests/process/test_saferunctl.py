@@ -246,10 +246,10 @@ def test_lint_shows_no_secret() -> None:
 @pytest.mark.parametrize(
     ("arguments", "what", "hint"),
     [
-        ((), "VERB", "see saferunctl --help"),
-        (("evn",), "there is no verb 'evn'", "did you mean env? see saferunctl --help"),
-        (("stat",), "there is no verb 'stat'", "did you mean status? see saferunctl --help"),
-        (("qqq",), "there is no verb 'qqq'", "see saferunctl --help"),
+        ((), "SUBCOMMAND", "see saferunctl --help"),
+        (("evn",), "there is no subcommand 'evn'", "did you mean env? see saferunctl --help"),
+        (("stat",), "there is no subcommand 'stat'", "did you mean status? see saferunctl --help"),
+        (("qqq",), "there is no subcommand 'qqq'", "see saferunctl --help"),
         pytest.param(("env",), "ACTION", "see saferunctl env --help", marks=pytest.mark.slow),
         (("env", "shwo"), "there is no action 'shwo'", "did you mean show? see saferunctl env --help"),
         (("env", "show", "nope"), "no env profile is named 'nope'", "known are "),

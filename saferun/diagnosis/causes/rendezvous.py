@@ -59,7 +59,7 @@ _STORE = (
             f"another rank has not put {match[2] or match[3]} into the store within "
             f"{int(match[1] or match[4]) / 1000:g} s"
         ),
-        f"one rank did not get that far: look at what the others did, and {_WERE_STARTED.removeprefix('look ')}",
+        f"one rank did not get that far: look at what the others did, and {_WERE_STARTED}",
         in_last_lines=True,
     ),
     TextRule(

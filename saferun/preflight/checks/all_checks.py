@@ -1,4 +1,4 @@
-"""All checks of a host by itself. A new one is a file beside this one, and a line in the tuple below."""
+"""All checks of a host by itself. For a new one see "a new preflight check" in ARCHITECTURE.md."""
 
 from __future__ import annotations
 

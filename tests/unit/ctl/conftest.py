@@ -1,4 +1,4 @@
-"""What the verbs of saferunctl change of their own process is undone: here it is that of the tests."""
+"""What the subcommands of saferunctl change of their own process is undone: here it is that of the tests."""
 
 from __future__ import annotations
 

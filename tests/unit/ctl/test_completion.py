@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from saferun.cli.options import OPTIONS
-from saferun.ctl import VERBS
+from saferun.ctl import SUBCOMMANDS
 from saferun.ctl.completion import SHELLS, completion, shared_files
 from saferun.ctl.man_pages import ctl_man_page, man_page
 
@@ -33,7 +33,7 @@ def test_every_option_is_completed_in_every_shell() -> None:
         for option in OPTIONS:
             name = next(flag for flag in option.flags if flag.startswith("--")).removeprefix("--")
             assert name in script, (shell, name)
-        assert all(verb.name in script for verb in VERBS)
+        assert all(subcommand.name in script for subcommand in SUBCOMMANDS)
 
 
 def completed(*words: str, function: str = "_saferun") -> list[str]:
@@ -113,7 +113,7 @@ def test_the_man_page_of_saferunctl_has_every_verb_and_its_arguments(monkeypatch
     monkeypatch.setenv("PYTHON_EXEC", "/of/one/host/python")
     monkeypatch.setenv("COLUMNS", "30")
     page = ctl_man_page()
-    assert all(f'.SS "saferunctl {verb.name}"\n' in page for verb in VERBS)
+    assert all(f'.SS "saferunctl {subcommand.name}"\n' in page for subcommand in SUBCOMMANDS)
     for words in (
         "\\fBsaferunctl logs\\fR [options] [RUN]",
         "\\fBsaferunctl stop\\fR [options] RUN",

@@ -80,7 +80,7 @@ def test_files_are_kept_where_a_directory_is_given(launches: Launches) -> None:
 
 @pytest.mark.parametrize(("ended", "code"), [(0, 0), (EXIT_USAGE, 1), (1, 1), (130, 130)])
 def test_the_exit_code_tells_whether_a_check_failed(launches: Launches, ended: int, code: int) -> None:
-    """2 is for wrong questions, as with the other verbs."""
+    """2 is for wrong questions, as with the other subcommands."""
     launches.exit_code = ended
     assert ctl.main(["doctor", "train.py"]) == code
 

@@ -81,7 +81,7 @@ def test_a_name_that_is_none_of_a_host_is_given_to_no_program(monkeypatch: pytes
 def test_a_way_that_fails_is_reported_with_the_command_to_type(
     monkeypatch: pytest.MonkeyPatch, tool: str, code: int, is_reported: bool
 ) -> None:
-    """The exit code of the verb itself is passed on."""
+    """The exit code of the subcommand itself is passed on."""
     monkeypatch.setattr(other_host, "command_line", lambda *_: [f"/usr/bin/{tool}"])
     monkeypatch.setattr(other_host, "_run", lambda _: code)
     to = Destination("node2", "/runs/a")

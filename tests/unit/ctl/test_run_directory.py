@@ -1,4 +1,4 @@
-"""Which run a word of the command line means, the same for all verbs, and the list of runs."""
+"""Which run a word of the command line means, the same for all subcommands, and the list of runs."""
 
 from __future__ import annotations
 
@@ -122,15 +122,15 @@ def test_a_verb_that_ends_a_job_takes_no_latest_run_of_another_directory(
         find_run("latest", ends=True)
 
 
-@pytest.mark.parametrize("verb", ["stop", "kill", "restart"])
-def test_what_ends_a_job_chooses_none(here: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
+@pytest.mark.parametrize("subcommand", ["stop", "kill", "restart"])
+def test_what_ends_a_job_chooses_none(here: Path, capsys: pytest.CaptureFixture[str], subcommand: str) -> None:
     """Neither elsewhere, nor because it is the only one of several that lives."""
     index = here / "state" / "saferun" / "runs"
     other = make_run(here / "elsewhere", "20260105-120000-aaaaaa", process=HERE, end=None)
     (index / "20260105-120000-aaaaaa0000000000").symlink_to(other)
-    assert ctl.main([verb, "2"]) == 2
+    assert ctl.main([subcommand, "2"]) == 2
     assert "2 may be several runs" in capsys.readouterr().err
-    assert ctl.main([verb, "latest"]) == 1
+    assert ctl.main([subcommand, "latest"]) == 1
     assert f"{NEW} has ended: succeeded" in capsys.readouterr().err
 
 
@@ -157,14 +157,14 @@ def test_a_directory_called_latest_that_is_no_run_hides_none(here: Path, content
     assert find_run("latest").name == OTHER
 
 
-@pytest.mark.parametrize("verb", ["report", "story"])
+@pytest.mark.parametrize("subcommand", ["report", "story"])
 def test_what_shows_an_end_takes_a_run_of_this_directory(
-    here: Path, capsys: pytest.CaptureFixture[str], verb: str
+    here: Path, capsys: pytest.CaptureFixture[str], subcommand: str
 ) -> None:
     index = here / "state" / "saferun" / "runs"
     other = make_run(here / "elsewhere", "20260105-120000-aaaaaa", process=HERE, end=None)
     (index / "20260105-120000-aaaaaa0000000000").symlink_to(other)
-    assert ctl.main([verb]) == 2
+    assert ctl.main([subcommand]) == 2
     assert f"in saferun-runs/{NEW}" in capsys.readouterr().err
 
 
@@ -198,15 +198,15 @@ def test_logs_are_of_a_run_here_and_say_so_otherwise(
     assert "the output of" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["attach", "debug_rank"])
+@pytest.mark.parametrize("subcommand", ["attach", "debug_rank"])
 def test_a_terminal_goes_to_a_running_job_wherever_it_is(
-    here: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+    here: Path, monkeypatch: pytest.MonkeyPatch, subcommand: str
 ) -> None:
     """Runs that have ended in this directory have no ranks to go to."""
     index = here / "state" / "saferun" / "runs"
     other = make_run(here / "elsewhere", "20260105-120000-aaaaaa", process=HERE, end=None)
     (index / "20260105-120000-aaaaaa0000000000").symlink_to(other)
-    module = importlib.import_module(f"saferun.ctl.{verb}")
+    module = importlib.import_module(f"saferun.ctl.{subcommand}")
     asked: list[Path] = []
 
     def find_rank(directory: Path, *_: object) -> None:
@@ -298,14 +298,14 @@ def test_without_runs_the_list_says_so(
 # ---------------------------------------------------------------------------------------------------------------- help
 
 
-@pytest.mark.parametrize("verb", ["", *(verb.name for verb in ctl.VERBS)])
-def test_help_loads_nothing_that_is_slow_to_import(verb: str) -> None:
-    """It answers at once; a verb imports what it needs when it runs."""
+@pytest.mark.parametrize("subcommand", ["", *(subcommand.name for subcommand in ctl.SUBCOMMANDS)])
+def test_help_loads_nothing_that_is_slow_to_import(subcommand: str) -> None:
+    """It answers at once; a subcommand imports what it needs when it runs."""
     program = (
         "import sys\nfrom saferun import ctl\ntry: ctl.main(sys.argv[1:])\nexcept SystemExit: pass\n"
         "print('loaded:', *sorted({name.split('.')[0] for name in sys.modules}), *sys.modules, file=sys.stderr)"
     )
-    words = [verb, "--help"] if verb else ["--help"]
+    words = [subcommand, "--help"] if subcommand else ["--help"]
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
     assert "usage: saferunctl" in done.stdout
     loaded = set(done.stderr.split("loaded:")[1].split())

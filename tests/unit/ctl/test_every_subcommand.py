@@ -1,4 +1,4 @@
-"""Every verb of saferunctl about every kind of run: an answer, or two lines that say why there is none."""
+"""Every subcommand of saferunctl about every kind of run: an answer, or two lines that say why there is none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from saferun.ctl import VERBS, main
+from saferun.ctl import SUBCOMMANDS, main
 from tests.unit.described_runs import GONE, HERE, make_run
 
 if TYPE_CHECKING:
@@ -76,43 +76,47 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_table_has_every_verb() -> None:
-    assert {verb.name for verb in VERBS} == {words[0] for words in ABOUT_ONE.values()} | OTHERS
+    assert {subcommand.name for subcommand in SUBCOMMANDS} == {words[0] for words in ABOUT_ONE.values()} | OTHERS
 
 
 @pytest.mark.parametrize("hosts", [1, 4])
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("verb", ABOUT_ONE)
+@pytest.mark.parametrize("subcommand", ABOUT_ONE)
 def test_a_verb_answers_or_says_why_not(
-    base: Path, capsys: pytest.CaptureFixture[str], verb: str, state: str, hosts: int
+    base: Path, capsys: pytest.CaptureFixture[str], subcommand: str, state: str, hosts: int
 ) -> None:
     path = make(base, state, hosts)
-    words = [word.format(run=path) for word in ABOUT_ONE[verb]]
+    words = [word.format(run=path) for word in ABOUT_ONE[subcommand]]
     code = main(words)
     out, err = capsys.readouterr()
     assert "Traceback" not in err
-    if verb in REQUESTS or code:
+    if subcommand in REQUESTS or code:
         assert code in {1, 2}, out
         what, hint = err.splitlines()
         assert what.startswith("saferun: ")
         assert hint.startswith("hint: ")
     else:
         # Without a file with the times of the lines, which these runs have not.
-        assert err == "" or (verb == "logs" and err.startswith("saferunctl: the times of the output"))
-        assert out or verb == "clean" or (verb == "list" and state == "empty")
-    if verb in REQUESTS:
+        assert err == "" or (subcommand == "logs" and err.startswith("saferunctl: the times of the output"))
+        assert out or subcommand == "clean" or (subcommand == "list" and state == "empty")
+    if subcommand in REQUESTS:
         said = {"lost": "killed, or its host is gone", "running": "control socket", "unreadable": "run.json"}
         assert said.get(state, "run.json" if state == "empty" else f"has ended: {state}") in err
-    if verb == "clean":
+    if subcommand == "clean":
         assert path.exists() == (state in {"running", "unreadable", "empty"}), "what may live is kept"
-    if verb == "logs" and state != "empty":
+    if subcommand == "logs" and state != "empty":
         assert out.endswith("step 1\n")
-    if verb in {"list", "status"} and state not in {"unreadable", "empty"}:
+    if subcommand in {"list", "status"} and state not in {"unreadable", "empty"}:
         assert state in out
 
 
 @pytest.mark.parametrize("what", ["empty", "other files", "a file", "missing"])
-@pytest.mark.parametrize("verb", [verb for verb in ABOUT_ONE if verb not in {"list", "clean"}] + list(ABOUT_OTHERS))
-def test_what_is_no_run_is_a_usage_error(base: Path, capsys: pytest.CaptureFixture[str], verb: str, what: str) -> None:
+@pytest.mark.parametrize(
+    "subcommand", [subcommand for subcommand in ABOUT_ONE if subcommand not in {"list", "clean"}] + list(ABOUT_OTHERS)
+)
+def test_what_is_no_run_is_a_usage_error(
+    base: Path, capsys: pytest.CaptureFixture[str], subcommand: str, what: str
+) -> None:
     """Silence and exit code 0 would look like the answer about a run without output."""
     make(base, "succeeded", 1)
     path = base.parent / "place"
@@ -125,7 +129,7 @@ def test_what_is_no_run_is_a_usage_error(base: Path, capsys: pytest.CaptureFixtu
         (path / "notes.txt").write_text("text")
         (path / "node1" / "attempt_0").mkdir(parents=True)
         (path / "saferun-runs").mkdir()
-    assert main([word.format(run=path) for word in {**ABOUT_ONE, **ABOUT_OTHERS}[verb]]) == 2
+    assert main([word.format(run=path) for word in {**ABOUT_ONE, **ABOUT_OTHERS}[subcommand]]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     said, hint = err.splitlines()
