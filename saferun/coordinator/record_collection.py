@@ -49,7 +49,7 @@ _LATE_S = 3.0
 _LATE_PAUSE_S = 0.05
 # What a host reads instead of its assignment where the store of the job's messages is another one from now on.
 MOVED = "moved"
-_INCOMPLETE = "incomplete"
+_INCOMPLETE, _NEEDLESS = "incomplete", "needless"
 
 
 class MovedError(Exception):
@@ -65,7 +65,7 @@ def failure_text(error: JoinFailedError) -> str:
 
     The kind is true for a usage error. Older releases know no other one, and take them all for no usage error.
     """
-    kind = _INCOMPLETE if error.is_incomplete else error.is_usage
+    kind = _INCOMPLETE if error.is_incomplete else _NEEDLESS if error.is_needless else error.is_usage
     message: list[object] = [error.what[:LONGEST_MESSAGE], error.hint[:LONGEST_MESSAGE]]
     if error.end is not None:
         return json.dumps([*message, kind, error.end._asdict()])
@@ -87,8 +87,16 @@ def read_failure(text: bytes | None) -> JoinFailedError | None:
         what, hint, *more = loads(text, longest=4 * LONGEST_MESSAGE)
         what, hint = display_text(what, LONGEST_MESSAGE), display_text(hint, LONGEST_MESSAGE)
         end: EndNote | None = fit(EndNote, more[1]) if len(more) > 1 else None
-        is_usage, is_incomplete = more[:1] == [True], more[:1] == [_INCOMPLETE]
-        return JoinFailedError(what, hint, is_published=True, is_usage=is_usage, is_incomplete=is_incomplete, end=end)
+        kind = more[0] if more else None
+        return JoinFailedError(
+            what,
+            hint,
+            is_published=True,
+            is_usage=kind is True,
+            is_needless=kind == _NEEDLESS,
+            is_incomplete=kind == _INCOMPLETE,
+            end=end,
+        )
     except MALFORMED:
         return None
 

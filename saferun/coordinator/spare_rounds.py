@@ -59,10 +59,11 @@ class SpareRounds:
         )
 
     def refuse(self, client: StoreClient, prefix: str) -> None:
-        """Let hosts that are left out, and come again, know."""
+        """Let hosts that are left out, and come again, know: the job goes on, and their exit codes must not end it."""
         for seat in self._members.left_out:
             name = self._names.get(seat, f"the host with node rank {seat}")
-            error = JoinFailedError(f"{name} was left out of this job", "see the report of the job for the reason")
+            what = f"{name} was left out of this job"
+            error = JoinFailedError(what, "see the report of the job for the reason", is_needless=True)
             client.set(f"{prefix}assignment/{seat}", failure_text(error))
 
     def arrange(

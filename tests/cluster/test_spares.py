@@ -7,6 +7,7 @@ import re
 import signal
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from tests.breadth import slow_but
@@ -41,6 +42,14 @@ FIRST_IS_SICK = """
 def check():
     if RANK == 0 and socket.gethostname() == "node1" and os.path.exists(f"{FOLDER}/release.sick"):
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+"""
+# All ranks but those of the second host wait for these, as in a collective.
+OTHERS_WAIT = """
+import signal
+
+def check():
+    if ATTEMPT == 0 and socket.gethostname() != "node2":
+        signal.pause()
 """
 # What the checks of the second host find of it, before any rank is started.
 UNFIT = """import socket
@@ -173,6 +182,27 @@ def test_a_spare_takes_the_place_of_a_host_that_is_switched_off(make_cluster: Ma
     codes = job.finish()
     assert (codes[0], codes[2], codes[3]) == (0, 0, 0), job.story("the job did not end well")
     assert_reported(job)
+
+
+@pytest.mark.slow
+def test_a_host_that_stands_still_until_a_spare_has_its_place_does_not_end_the_step(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """A virtual machine that is moved goes on, and its saferun is too late. It says so, and ends with exit code 0."""
+    job = start(cluster, tmp_path, "by_hand", program=OTHERS_WAIT + PLACES)
+    before = places(job)
+    job.until(lambda: job.saferun_said(WAITS), "the spare waits")
+    saferun = psutil.Process(saferun_of(cluster.hosts[1]))
+    frozen = [process.pid for process in (saferun, *saferun.children(recursive=True))]
+    cluster.hosts[1].freeze(frozen)
+    assert_replaced(job, before)
+    cluster.hosts[1].thaw(frozen)
+    assert job.processes[1].finish(60.0) == 0, job.story("the host that is left out ended the step")
+    assert job.saferun_said("saferun: node2 was left out of this job")
+    job.release("end")
+    assert job.finish() == [0, 0, 0, 0], job.story("the job did not end well")
+    assert_reported(job)
+    jobs.assert_nothing_left(cluster)
 
 
 @pytest.mark.parametrize("tasks", slow_but([1, 2], "1"))

@@ -237,11 +237,12 @@ class Fleet:
             raise LawError(f"an attempt is ended twice: {kinds}")
 
     def note_running(self, host: FleetHost) -> None:
-        """The ranks of a host run: all that run are in the same attempt."""
-        number = host.job.joined_attempt
-        host.running_since[number] = self.simulation.now
+        """The ranks of a host run: all that run are in the same attempt, but for hosts that stand still."""
+        number, now = host.job.joined_attempt, self.simulation.now
+        host.running_since[number] = now
         for other in self.hosts:
-            if not (other.is_gone or other.is_waiting or other.finish or number in other.running_since):
+            is_out = other.is_gone or other.is_waiting or other.finish or other.frozen_until > now
+            if not (is_out or number in other.running_since):
                 latest = max(other.running_since, default=-1)
                 if latest > number or (latest >= 0 and other.state is State.RUNNING):
                     raise LawError(f"{host.name} runs attempt {number}, {other.name} attempt {latest}")

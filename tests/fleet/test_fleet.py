@@ -164,6 +164,27 @@ def test_an_unfit_host_is_replaced_before_the_ranks_are_started_where_there_is_a
     assert trained == {number: {2 if is_enough else 0} for number in range(count) if number not in out}
 
 
+@pytest.mark.parametrize("count", [4, pytest.param(64, marks=pytest.mark.slow)])
+def test_a_host_that_stands_still_until_a_spare_has_its_place_ends_with_exit_code_0(count: int) -> None:
+    """The job goes on without it: any other code would end that under ``srun --kill-on-bad-exit``, and mpirun."""
+    fleet = Fleet(count, spares=1)
+    with fleet.running():
+        fleet.await_running()
+        fleet.stopped_at = fleet.simulation.now
+        fleet.freeze(1, 120.0)
+        others = [host for host in fleet.hosts if host.number != 1]
+        fleet.run(100.0, lambda: all(1 in host.running_since for host in others))
+        fleet.stopped_at = None
+        assert all(1 in host.running_since for host in others), fleet.story()
+        fleet.run(180.0, lambda: fleet.hosts[1].finish)
+        left_out = fleet.hosts[1].finish
+        assert left_out is not None, fleet.story()
+        assert left_out.exit_code == 0, fleet.story()
+        fleet.finish_ranks()
+        fleet.await_end(_AT_ONCE_S)
+    assert {host.finish.exit_code for host in fleet.hosts if host.finish is not None} == {0}
+
+
 def test_a_host_that_does_not_come_ends_the_start_of_all() -> None:
     """Each says who is missing."""
     fleet = Fleet(8, start_timeout_s=20.0)

@@ -40,7 +40,8 @@ from saferun.supervisor.events import (
     StartFailed,
 )
 from saferun.supervisor.machine import Limits, State, Supervisor
-from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
+from saferun.supervisor.policy import AttemptPolicy, FailureFacts, HangPolicy, JobPolicy
+from saferun.supervisor.policy.faulty_hosts import FaultyHost
 from tests.fleet.virtual_network import Host, Network, ServedStores
 from tests.fleet.virtual_time import SimpleQueue
 from tests.unit.host_samples import host_evidence
@@ -432,7 +433,10 @@ class FleetHost(Host):
         if self.job.leads:
             self.evidence_of[attempt] = {chunk.host for chunk in chunks}
             self.clock = {chunk.host: (chunk.offset_s, chunk.measured) for chunk in chunks}
-        self.post(Diagnosed(self.fleet.simulation.now, attempt, _DIAGNOSIS))
+        lost = self.job.lost.values() if self.job.leads else ()
+        faulty = tuple(FaultyHost(one.host, one.label, one.message, is_lost=True) for one in lost)
+        facts = FailureFacts("host_lost", faulty=faulty) if faulty else None
+        self.post(Diagnosed(self.fleet.simulation.now, attempt, _DIAGNOSIS, facts=facts))
 
 
 def _config(fleet: Fleet, number: int) -> LaunchConfig:

@@ -321,15 +321,18 @@ def test_early_hosts_that_cannot_be_probed_in_time_are_not_gone(monkeypatch: pyt
 @pytest.mark.parametrize("end", [None, EndNote("saferunctl stop")])
 def test_all_hosts_learn_what_kind_of_failure_it_is(end: EndNote | None, *, is_usage: bool) -> None:
     """Each prints its own hint: how to do without a scheduler's hosts where some are missing."""
-    for error in (JoinFailedError("what", "hint", is_usage=is_usage, end=end), missing_error("hosts: node2", 3.0)):
+    needless = JoinFailedError("what", "hint", is_needless=True, end=end)
+    of_usage = JoinFailedError("what", "hint", is_usage=is_usage, end=end)
+    for error in (of_usage, needless, missing_error("hosts: node2", 3.0)):
         read = read_failure(failure_text(error).encode())
         assert read is not None
-        assert (read.what, read.hint, read.is_usage, read.is_incomplete, read.end) == (
-            *(error.what, error.hint, error.is_usage, error.is_incomplete, error.end),
-        )
+        kinds = [(one.is_usage, one.is_needless, one.is_incomplete) for one in (error, read)]
+        assert kinds[0] == kinds[1]
+        assert (read.what, read.hint, read.end) == (error.what, error.hint, error.end)
     older = read_failure(b'["3 of 4 hosts did not come within 600 s", "see there"]')
     assert older is not None
     assert not older.is_incomplete
+    assert not older.is_needless
 
 
 def test_of_an_earlier_rendezvous_only_what_tells_late_hosts_stays() -> None:
