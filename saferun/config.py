@@ -6,6 +6,7 @@ from saferun.model import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Literal
 
     Origin = Literal["default", "profile", "file", "environment", "flag"]
@@ -360,17 +361,27 @@ class LaunchConfig(Value):
         is_most = 2 * hosts.most > hosts.started
         return hosts.spares > 0 and is_most and rendezvous.backend == "static" and rendezvous.control != "same"
 
-    def waits_for_silent_hosts(self, restarts: int = 0) -> bool:
+    def waits_for_silent_hosts(self, restarts: int = 0, spares: Sequence[str] = (), *, leads: bool = True) -> bool:
         """Whether a host that cannot be heard is waited for as long as ``--hang-timeout`` while the ranks stand still.
 
         It may go on: a virtual machine that is moved, a switch that restarts. An earlier end would gain nothing, since
-        no other attempt can follow, and ``--host-timeout`` does not ask for it. ``restarts``: how many there were.
+        no other attempt can follow, and ``--host-timeout`` does not ask for it. An elastic job is no exception: it goes
+        on with fewer hosts by a restart.
+
+        Args:
+            restarts: how many there were.
+            spares: the hosts that wait to take the place of one.
+            leads: False on a host that waits for the leader alone, without which a static job has no other attempt.
         """
         given = self.settings.get("host_timeout")
-        is_asked_for = given is None or given.origin != "default"
-        may_restart = restarts < self.max_restarts or (self.retry.by_progress and self.max_restarts > 0)
-        is_last = not may_restart and not self.hosts.spares and self.hosts.least == self.hosts.most
-        return is_last and not is_asked_for
+        if given is None or given.origin != "default":
+            return False
+        if not leads and self.rendezvous.backend == "static":
+            return not (self.moves_leader and spares)
+        # Replacements by spares count as restarts as well, although they use up none.
+        is_count_unknown = self.retry.by_progress or self.hosts.spares > 0
+        may_restart = restarts < self.max_restarts or (is_count_unknown and self.max_restarts > 0)
+        return not may_restart and not spares
 
     @property
     def checks_here(self) -> bool:

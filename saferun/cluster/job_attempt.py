@@ -170,7 +170,8 @@ class JobAttempt:
             context.poller,
             probe_after_s=context.config.hosts.probe_after_s,
             hang_timeout_s=context.config.watch.hang_timeout_s,
-            is_patient=is_patient,
+            # A spare has no ranks that could show how long the others have stood still.
+            is_patient=is_patient and bool(local_ranks),
             label=label,
             leader=leader,
             addresses=addresses,

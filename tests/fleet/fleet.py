@@ -46,6 +46,7 @@ class Fleet:
         info_bytes: about how much each host has to tell of itself.
         spares: how many of the hosts wait to take the place of one.
         unfit: hosts whose checks find that no rank can work there.
+        is_patient: whether silent hosts may be waited for as long as --hang-timeout.
         network: as for ``Network``.
     """
 
@@ -61,6 +62,7 @@ class Fleet:
         info_bytes: int = 0,
         spares: int = 0,
         unfit: Collection[int] = (),
+        is_patient: bool = False,
         network: Mapping[str, float] | None = None,
     ) -> None:
         self.count = count
@@ -69,6 +71,7 @@ class Fleet:
         self.checked = checked
         self.spares = spares
         self.unfit = unfit
+        self.is_patient = is_patient
         self.start_timeout_s = start_timeout_s
         self.info_bytes = info_bytes
         self.simulation = Simulation(seed)

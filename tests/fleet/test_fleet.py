@@ -185,6 +185,38 @@ def test_a_host_that_stands_still_until_a_spare_has_its_place_ends_with_exit_cod
     assert {host.finish.exit_code for host in fleet.hosts if host.finish is not None} == {0}
 
 
+@pytest.mark.parametrize(("restarts", "spares"), [(0, 0), (3, 0), (0, 2), (3, 2)])
+def test_a_leader_that_stands_still_for_a_while_is_waited_for_where_the_others_cannot_do_without_it(
+    restarts: int, spares: int
+) -> None:
+    """Whatever --max-restarts says, and where spares may not lead: they are as many as the hosts that train."""
+    fleet = Fleet(4, restarts=restarts, spares=spares, is_patient=True)
+    with fleet.running():
+        fleet.await_running()
+        fleet.run(5.0)
+        fleet.stopped_at = fleet.simulation.now
+        fleet.freeze(0, 50.0)
+        fleet.run(50.0)
+        training = fleet.hosts[: 4 - spares]
+        assert all(host.state is State.RUNNING for host in training), fleet.story()
+        fleet.stopped_at = None
+        fleet.run(60.0)
+        fleet.finish_ranks()
+        fleet.await_end(_AT_ONCE_S)
+    assert {host.finish.exit_code for host in fleet.hosts if host.finish is not None} == {0}, fleet.story()
+    assert all(set(host.running_since) == {0} for host in training)
+
+
+def test_a_leader_that_is_off_ends_the_job_after_the_hang_timeout_where_it_may_come_back() -> None:
+    """It is waited for no longer, so that a dead one holds up nothing forever; nor does it hold up the spares."""
+    fleet = Fleet(4, restarts=3, spares=2, is_patient=True)
+    with fleet.running():
+        fleet.await_running()
+        fleet.power_off(0)
+        assert fleet.await_end(600.0) > 280.0
+    assert [host.finish.exit_code for host in fleet.hosts if host.finish is not None] == [1, 0, 0], fleet.story()
+
+
 def test_a_host_that_does_not_come_ends_the_start_of_all() -> None:
     """Each says who is missing."""
     fleet = Fleet(8, start_timeout_s=20.0)

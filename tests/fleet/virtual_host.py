@@ -12,7 +12,7 @@ from saferun.cluster.evidence_exchange import EvidenceExchange
 from saferun.cluster.job import Job
 from saferun.cluster.job_values import Assignment, EvidenceChunk, JobCallbacks
 from saferun.cluster.silence import Progress
-from saferun.config import HostsConfig, LaunchConfig
+from saferun.config import HostsConfig, LaunchConfig, Setting
 from saferun.coordinator.host_coordinator import HostCoordinator
 from saferun.evidence.diagnosis_values import Diagnosis
 from saferun.evidence.job_evidence import Evidence
@@ -443,9 +443,16 @@ def _config(fleet: Fleet, number: int) -> LaunchConfig:
     count = fleet.count - fleet.spares
     hosts = HostsConfig(count, count, number, names=(), start_timeout_s=fleet.start_timeout_s, host_timeout_s=30.0)
     hosts = hosts._replace(spares=fleet.spares)
+    # If it is given, silent hosts are not waited for any longer.
+    host_timeout = Setting("30", "default" if fleet.is_patient else "flag")
     rendezvous = CONFIG.rendezvous._replace(master_addr="node0", ports=(RANKS_PORT,), port_source="given")
     return CONFIG._replace(
-        hosts=hosts, rendezvous=rendezvous, nproc_per_node=fleet.ranks, sign_messages="off", max_restarts=fleet.restarts
+        hosts=hosts,
+        rendezvous=rendezvous,
+        nproc_per_node=fleet.ranks,
+        sign_messages="off",
+        max_restarts=fleet.restarts,
+        settings={**CONFIG.settings, "host_timeout": host_timeout},
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.ports import own_port
 from tests.process.frozen import mirror, needs_mounts
 from tests.process.frozen_places import PLACES, SLOW_S, Frozen
 from tests.torch.several import hosts
@@ -88,7 +89,7 @@ import rank
 
 path = sys.argv[1]
 rank.tell("ready")
-if rank.RANK == int(sys.argv[2]):
+if os.environ["IS_PAUSED"] == "1":
     rank.await_release("end")
     with open(path, "w") as pipe:
         pipe.write("end")
@@ -96,15 +97,38 @@ else:
     with open(path) as pipe:
         pipe.read()
 """
+# The elastic job waits for both hosts, however slowly they come.
+ELASTIC = ("--nnodes", "1:2", "--rdzv-id", "job", "--rdzv-backend", "c10d", "--rdzv-conf", "last_call_timeout=120")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", [0, 1], ids=["leader", "other"])
-def test_a_host_that_is_paused_for_a_while_is_waited_for(tmp_path: Path, which: int) -> None:
-    """A virtual machine that is moved: longer than a host may be silent, while all ranks wait for its rank."""
+@pytest.mark.parametrize(
+    ("which", "options"),
+    [
+        pytest.param(0, (), id="leader"),
+        pytest.param(1, (), id="other"),
+        pytest.param(0, ("--max-restarts", "3"), id="leader of a job with restarts"),
+        pytest.param(0, ELASTIC, id="first of an elastic job"),
+        pytest.param(1, ELASTIC, id="other of an elastic job"),
+    ],
+)
+def test_a_host_that_is_paused_for_a_while_is_waited_for(tmp_path: Path, which: int, options: tuple[str, ...]) -> None:
+    """A virtual machine that is moved: longer than a host may be silent, while all ranks wait for its rank.
+
+    No other attempt could follow: without its leader a static job has none, and an elastic one without restarts.
+    """
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    with hosts(tmp_path, PAIR, arguments=(str(path), str(which))) as jobs:
+    is_elastic = options == ELASTIC
+    endpoint = ("--rdzv-endpoint", f"127.0.0.1:{own_port()}") if is_elastic else ()
+    with hosts(
+        tmp_path,
+        PAIR,
+        *(*options, *endpoint),
+        place=not is_elastic,
+        environs=lambda i: {"IS_PAUSED": str(int(i == which))},
+        arguments=(str(path),),
+    ) as jobs:
         for job in jobs:
             job.hear("ready")
         launcher = psutil.Process(jobs[which].process.pid)
@@ -123,3 +147,4 @@ def test_a_host_that_is_paused_for_a_while_is_waited_for(tmp_path: Path, which: 
         said = jobs[0].err + jobs[1].err
         assert "is lost" not in said
         assert "hang" not in said, said
+        assert "starting again" not in said, said

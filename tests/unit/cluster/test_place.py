@@ -168,26 +168,59 @@ def test_the_node_rank_of_a_host_that_meets_nobody_is_ignored() -> None:
     assert "--node-rank 3" in refusal("--node-rank", "3", "--rdzv-endpoint", "localhost:29511").what
 
 
+C10D = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "10.0.0.1:29511")
+
+
 @pytest.mark.parametrize(
-    ("options", "waits"),
+    ("options", "leader_waits", "others_wait"),
     [
-        ((), True),
-        (("--host-timeout", "30"), False),
-        (("--max-restarts", "1"), False),
-        (("--nnodes", "2:4", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.0.0.1:29511"), False),
-        (("--rdzv-backend", "c10d", "--rdzv-endpoint", "10.0.0.1:29511"), True),
+        ((), True, True),
+        (("--host-timeout", "30"), False, False),
+        (("--max-restarts", "1"), False, True),
+        (C10D, True, True),
+        ((*C10D, "--max-restarts", "1"), False, False),
+        (("--nnodes", "2:4", *C10D), True, True),
+        (("--nnodes", "2:4", *C10D, "--max-restarts", "1"), False, False),
+        (("--max-restarts", "1", "--restart-limit", "progress"), False, True),
     ],
 )
-def test_a_silent_host_is_waited_for_where_no_other_attempt_can_follow(options: tuple[str, ...], waits: bool) -> None:
-    assert config_of("--nnodes", "2", *options).waits_for_silent_hosts() is waits
+def test_a_silent_host_is_waited_for_where_no_other_attempt_can_follow(
+    options: tuple[str, ...], leader_waits: bool, others_wait: bool
+) -> None:
+    """A static job has none without its leader, whatever --max-restarts says; an elastic job, none without restarts."""
+    config = config_of("--nnodes", "2", *options)
+    waits = [config.waits_for_silent_hosts(leads=leads) for leads in (True, False)]
+    assert waits == [leader_waits, others_wait]
+
+
+@pytest.mark.parametrize(
+    ("options", "spares", "leader_waits", "others_wait"),
+    [
+        ((), ("node2",), False, False),
+        ((), (), True, True),
+        (("--max-restarts", "1"), (), False, True),
+        (("--control-port", "same"), ("node2",), False, True),
+        (("--control-port", "same", "--max-restarts", "1"), ("node2",), False, True),
+    ],
+)
+def test_a_silent_host_is_waited_for_where_no_spare_can_take_its_place(
+    options: tuple[str, ...], spares: tuple[str, ...], leader_waits: bool, others_wait: bool
+) -> None:
+    """None is left, or none may take that of the leader."""
+    config = config_of("--nnodes", "2", "--spares", "1", *options)
+    waits = [config.waits_for_silent_hosts(0, spares, leads=leads) for leads in (True, False)]
+    assert waits == [leader_waits, others_wait]
 
 
 def test_a_silent_host_is_waited_for_once_all_restarts_are_used_up() -> None:
     config = config_of("--nnodes", "2", "--max-restarts", "2")
     assert [config.waits_for_silent_hosts(restarts) for restarts in range(4)] == [False, False, True, True]
-    assert not config_of("--nnodes", "2", "--max-restarts", "2", "--restart-limit", "progress").waits_for_silent_hosts(
-        7
-    )
+
+
+@pytest.mark.parametrize("option", [("--restart-limit", "progress"), ("--spares", "1")])
+def test_restarts_that_may_have_used_up_none_are_not_counted(option: tuple[str, str]) -> None:
+    """Those after which ranks got further, and those by which spares took the places of hosts."""
+    assert not config_of("--nnodes", "2", "--max-restarts", "2", *option).waits_for_silent_hosts(7)
 
 
 def test_time_limits() -> None:
