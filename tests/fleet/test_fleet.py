@@ -207,6 +207,26 @@ def test_a_leader_that_stands_still_for_a_while_is_waited_for_where_the_others_c
     assert all(set(host.running_since) == {0} for host in training)
 
 
+@pytest.mark.parametrize("divided_s", [40.0, 200.0])
+def test_hosts_that_cannot_reach_their_leader_for_a_while_are_there_for_its_next_attempt(divided_s: float) -> None:
+    """A switch restarts: the leader has lost them and starts again, and none of them has ended meanwhile."""
+    fleet = Fleet(4, restarts=3, is_patient=True)
+    with fleet.running():
+        fleet.await_running()
+        fleet.run(5.0)
+        fleet.stopped_at = fleet.simulation.now
+        fleet.network.divide({1, 2, 3})
+        fleet.run(divided_s)
+        assert fleet.leader.state is State.JOINING, fleet.story()
+        fleet.network.heal()
+        fleet.await_running(300.0, attempt=1)
+        fleet.stopped_at = None
+        fleet.run(5.0)
+        fleet.finish_ranks()
+        fleet.await_end(_AT_ONCE_S)
+    assert {host.finish.exit_code for host in fleet.hosts if host.finish is not None} == {0}, fleet.story()
+
+
 def test_a_leader_that_is_off_ends_the_job_after_the_hang_timeout_where_it_may_come_back() -> None:
     """It is waited for no longer, so that a dead one holds up nothing forever; nor does it hold up the spares."""
     fleet = Fleet(4, restarts=3, spares=2, is_patient=True)
