@@ -486,6 +486,7 @@ LITERALS: dict[int, tuple[str, ...]] = {
         "terminate",
         "tgkill",
     ),
+    0x3C679AA9: (" by PyTorch",),
     0x3DB23E42: (" due to timeout on rank ", "NCCL operation timed out", "watchdog detected operation timeout"),
     0x3F4E0E72: (
         " at line ",
@@ -604,6 +605,7 @@ LITERALS: dict[int, tuple[str, ...]] = {
         "ot enough",
         "ut of",
     ),
+    0x4CBD1E8D: ("this process has ",),
     0x4D472773: ("wandb: ",),
     0x4DD8DC5D: (
         "EAI_NO",
@@ -644,6 +646,7 @@ LITERALS: dict[int, tuple[str, ...]] = {
     0x5BF2A1EA: ("alving", "educing", "owering"),
     0x5C41DD5C: ("PytorchStreamWriter failed writing", "inline_container.cc:", "iostream error"),
     0x5CA3FE01: ("op.preamble.length <= op.nbytes. ",),
+    0x5E2AFCE9: ("Process ",),
     0x5F3E2149: ("HIP", "HSA_", "MIOpen", "ROCm", "amdgpu", "by GPU node-", "hip", "hipify", "miopen", "roc", "rocm"),
     0x5FF27D34: ("Fatal error detected", "NETDEV WATCHDOG: ", "ink ", "link status definitely down"),
     0x614F9C98: (
@@ -1428,7 +1431,6 @@ LITERALS: dict[int, tuple[str, ...]] = {
         "Memory access fault by GPU node-",
         "an illegal memory access was encountered",
     ),
-    0xB68005BC: ("Process ",),
     0xB68C95A1: (
         "MPI",
         "OMPI",

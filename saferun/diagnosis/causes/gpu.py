@@ -9,6 +9,7 @@ import re
 
 from saferun.diagnosis.causes.failure import Failure, cause, shortened
 from saferun.diagnosis.causes.quotations import without_quotations
+from saferun.diagnosis.causes.shared_gpus import others_use_it
 from saferun.diagnosis.causes.texts import TextRule, by_text, final_lines, first_line, reported_lines
 from saferun.diagnosis.gpu_errors import GpuError, error_in, failure_text
 from saferun.diagnosis.lazy_patterns import LazyPattern
@@ -54,7 +55,6 @@ _CAPACITY = LazyPattern(
 _OLD_CAPACITY = LazyPattern(
     r"\(GPU (\d{1,3}); ([\d.]{1,12} \w{1,5}) total capacity;.{0,160}?([\d.]{1,12} \w{1,5}) free;"
 )
-_SHARED_GPU = LazyPattern(r"Process \d{1,10} has [\d.]{1,12} \w{1,5} memory in use")
 
 _LONGEST_MESSAGE = 4000
 
@@ -379,7 +379,7 @@ def out_of_memory(failure: Failure) -> Cause | None:
     sizes = [f"tried to allocate {tried[1]}"] if tried is not None else []
     sizes += [f"GPU {capacity[1]} has {capacity[3]} free of {capacity[2]}"] if capacity is not None else []
     message = f"{name} out of memory{': ' if sizes else ''}{', and '.join(sizes)}"
-    if _SHARED_GPU.search(text):
+    if others_use_it(text):
         advice = "other processes use this GPU too: check (nvidia-smi) that each rank has its own, by LOCAL_RANK"
     else:
         advice = (
