@@ -30,6 +30,16 @@ _ASSERT = LazyPattern(
     r"|\bblock: \[\d.{0,40}thread: \[\d.{0,40}Assertion .{1,300} failed"
 )
 _ASSERTION = LazyPattern(r"(?:block: \[|thread: \[).{0,200}?Assertion (.{1,300}?) failed")
+# The line of a kernel's thread, which the driver prints; after it every call to this GPU fails, each in its own words.
+_KERNEL_CHECK = LazyPattern(
+    r"\.(?:cuh?|hip|h|hpp|cpp|py):\d{1,6}: .{0,300}\bblock: \[\d.{0,40}thread: \[\d.{0,40}Assertion .{1,300} failed"
+)
+_AFTER_A_CHECK = LazyPattern(
+    r"(?:CU|HIP)(?:BLAS|BLASLT|DNN|SOLVER|SPARSE|RAND)_STATUS"
+    r"_(?:NOT_INITIALIZED|ALLOC_FAILED|EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)"
+    r"|CUDNN_STATUS_EXECUTION_FAILED_\w{1,20}|CUFFT_(?:INTERNAL_ERROR|EXEC_FAILED|SETUP_FAILED)"
+    r"|(?:CUDA|HIP) error: unspecified launch failure|\b(?:nccl|rccl)UnhandledCudaError\b|\bunhandled cuda error\b"
+)
 _LATE = "GPU errors are reported at a later call than the one that made them"
 _SYNCHRONOUS = f"run it once with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer: {_LATE}"
 _SYNCHRONOUS_HIP = f"run it once with AMD_SERIALIZE_KERNEL=3 and HIP_LAUNCH_BLOCKING=1: {_LATE}"
@@ -159,6 +169,11 @@ _IN_NCCL = (
         _SYNCHRONOUS,
         in_last_lines=True,
     ),
+)
+_NO_HANDLE = LazyPattern(r"\bCU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_NOT_INITIALIZED\b")
+_ABOUT_A_HANDLE = (
+    "most often the GPU has no memory left for the library: look at what uses it (nvidia-smi), use a smaller batch; "
+    f"else an earlier kernel failed: {_SYNCHRONOUS}"
 )
 # What cudaGetErrorString() and hipGetErrorString() say of a call, where the text is no other program's.
 _GPU_MESSAGES = (
@@ -345,7 +360,7 @@ def illegal_memory_access(failure: Failure) -> Cause | None:
 @without_quotations
 def side_assert(failure: Failure) -> Cause | None:
     """A kernel's own check failed: an index out of range, in most cases."""
-    found = _in_all(failure, _ASSERT)
+    found = _in_all(failure, _ASSERT) or _after_check(failure)
     if found is None:
         return None
     # Each thread that finds it prints a line, well before the exception.
@@ -359,6 +374,12 @@ def side_assert(failure: Failure) -> Cause | None:
     return cause(
         failure, "device_side_assert", message, advice, proof=assertion[0] if assertion is not None else found[0]
     )
+
+
+def _after_check(failure: Failure) -> tuple[str, re.Match[str]] | None:
+    """An error that any call to the GPU may end with once a kernel's check has failed, where one has, further up."""
+    found = _in_all(failure, _AFTER_A_CHECK)
+    return found if found is not None and first_line(_KERNEL_CHECK, failure.lines) is not None else None
 
 
 @without_quotations
@@ -402,7 +423,7 @@ def hardware_error(failure: Failure) -> Cause | None:
             return broken_gpu(failure, error)
     # What the program asked of its GPU is its own fault, whatever has become of another GPU of the host.
     is_programs = any(_in_all(failure, pattern) is not None for pattern in (_OUT_OF_MEMORY, _ASSERT))
-    if is_programs or _in_all(failure, _GPU_TERMS) is None:
+    if is_programs or _after_check(failure) is not None or _in_all(failure, _GPU_TERMS) is None:
         return None
     for line in reversed(failure.kernel_lines):
         error = error_in(line)
@@ -443,6 +464,8 @@ def gpu_error(failure: Failure) -> Cause | None:
 
 
 def _named(found: Cause | None) -> Cause | None:
+    if found is not None and _NO_HANDLE.search(found.message):
+        found = found._replace(advice=_ABOUT_A_HANDLE)
     if found is not None and found.class_name == "cuda_error" and _HIP.search(found.proof):
         return found._replace(class_name="hip_error", advice=_SYNCHRONOUS_HIP)
     return found
