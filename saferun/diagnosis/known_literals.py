@@ -275,6 +275,7 @@ LITERALS: dict[int, tuple[str, ...]] = {
     0x23F11E55: ("amdgpu",),
     0x243D45AC: (" is running collective: CollectiveFingerPrint(SequenceNumber=",),
     0x24EA93A7: ("THCudaCheck FAIL ",),
+    0x2577B3F0: ("Error in call to target '", "ailed to import "),
     0x25D2843C: ("Call to ", "Connect to ", "Socket creation failed", "failed", "neither AF_INET"),
     0x26179185: (
         "CUDA_ERROR",
@@ -657,6 +658,7 @@ LITERALS: dict[int, tuple[str, ...]] = {
     0x5E2AFCE9: ("Process ",),
     0x5F3E2149: ("HIP", "HSA_", "MIOpen", "ROCm", "amdgpu", "by GPU node-", "hip", "hipify", "miopen", "roc", "rocm"),
     0x5FF27D34: ("Fatal error detected", "NETDEV WATCHDOG: ", "ink ", "link status definitely down"),
+    0x60C7448B: (": undefined symbol: ",),
     0x614F9C98: (
         "artition",
         "atch",

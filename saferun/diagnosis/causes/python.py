@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from saferun.diagnosis.causes.failure import Failure, cause, own_lines, shortened
 from saferun.diagnosis.causes.hints import CIRCULAR, COMPILING, OF_TORCH_COMPILE, VERSIONS, hint_for
 from saferun.diagnosis.causes.texts import first_line
@@ -40,6 +42,8 @@ _NO_LIBRARY = LazyPattern(
     r"|invalid ELF header|file too short"
     r"|wrong ELF class|version `.{1,60}' not found)"
 )
+# Names of C++ and of Python: a symbol of a C library is missing where another version of that is found first.
+_OF_ANOTHER_BUILD = LazyPattern(r"\.so\S{0,40}: undefined symbol: (?:_Z|_?Py)")
 _OWN_LIBRARY = LazyPattern(
     r"No module named 'encodings'|Fatal Python error: (?:init|_Py|Py_)\w{2,40}: .{0,40}\b(?:codec|path|import|site)"
 )
@@ -210,11 +214,11 @@ def import_error(failure: Failure) -> Cause | None:
     if quoted is None and error is not None:
         quoted = first_line(_IMPORT_QUOTED, error.innermost.message[:_LINES_OF_QUOTED])
         if quoted is not None and _BINARY.search(quoted[0]) is None:
-            line = quoted[0]
-            return cause(failure, "import_error", shortened(line, _LONGEST_MESSAGE), VERSIONS, proof=line)
+            return _late_import(failure, error.innermost.message, quoted[0])
     if quoted is not None:
         line = quoted[0]
-        return cause(failure, "import_error", shortened(line, _LONGEST_MESSAGE), _NO_LIBRARY_ADVICE, proof=line)
+        advice = _REBUILD if _OF_ANOTHER_BUILD.search(line) else _NO_LIBRARY_ADVICE
+        return cause(failure, "import_error", shortened(line, _LONGEST_MESSAGE), advice, proof=line)
     lines = failure.last_lines[-3:] if failure.died_silently and not failure.signum else ()
     unloaded = first_line(_LOADER, (line for line in lines if "arning" not in line))
     if unloaded is not None:
@@ -228,6 +232,18 @@ def import_error(failure: Failure) -> Cause | None:
     if name.endswith(".py") and len(name) > len(".py"):
         advice = f"-m takes a module's name: -m {name.removesuffix('.py').removeprefix('./').replace('/', '.')}"
     return cause(failure, "import_error", f"no module named {name}", advice, proof=found[0])
+
+
+def _late_import(failure: Failure, message: Sequence[str], line: str) -> Cause:
+    """A part of a package that could not be imported when it was used; the reason may stand below."""
+    headline = headline_of(message) if line == message[0] else None
+    if headline is None or headline.text == shortened(line, _LONGEST_MESSAGE):
+        return cause(failure, "import_error", shortened(line, _LONGEST_MESSAGE), VERSIONS, proof=line)
+    reason = message[1].strip()
+    kind = "ModuleNotFoundError" if reason.startswith("No module named ") else "ImportError"
+    default = _INSTALL if kind == "ModuleNotFoundError" else VERSIONS
+    advice = next((advice for pattern, advice in _IMPORT_ADVICE if pattern.search(f"{kind}: {reason}")), default)
+    return cause(failure, "import_error", headline.text, advice, proof=line)
 
 
 def library_unusable(failure: Failure) -> Cause | None:

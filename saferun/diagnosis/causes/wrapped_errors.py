@@ -1,7 +1,7 @@
 """Exceptions whose first line has not the reason, but quotes below it an exception that has. Pure.
 
 Sources: ``torch._dynamo.exc.BackendCompilerFailed``, ``torch.distributed.checkpoint.CheckpointException``,
-``ray.exceptions.RayTaskError``.
+``ray.exceptions.RayTaskError``, ``transformers.utils.import_utils``, ``hydra.errors.InstantiationException``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,13 @@ _EXCEPTION = LazyPattern(r"(?:[A-Za-z_]\w{0,60}\.){0,8}([A-Za-z_]\w{0,100})(?::|
 # The class is named after the exception of the task.
 _OF_TASK = LazyPattern(r"(?:ray\.exceptions\.)?RayTaskError\((?:\w{1,60}\.){0,8}(\w{1,100})\)")
 _OF_CHECKPOINT = LazyPattern(r"[\w.]{1,100}: CheckpointException ranks:dict_keys\(\[")
+# Of transformers, which imports its parts late.
+_LATE_IMPORT = r"\b[Ff]ailed to import \S{1,200} because of the following error \(look up to see its traceback\):$"
+# Of Hydra.
+_REASON_IS_BELOW = LazyPattern(rf"{_LATE_IMPORT}|\bError in call to target '\S{{1,300}}':$")
 _OF_RANK = "Traceback (most recent call last): (RANK "
 _LONGEST = 200
+_LONGEST_OF_TWO = 300
 
 
 class Headline(Value):
@@ -43,6 +48,9 @@ def headline_of(message: Sequence[str]) -> Headline:
     if first.endswith(" raised:"):
         below = next(filter(None, message[1:]), "")
         return Headline(shortened(f"{first} {below}" if _EXCEPTION.match(below) else first, _LONGEST), first)
+    below = message[1] if message[1:] else ""
+    if below.strip() and _REASON_IS_BELOW.search(first):
+        return Headline(shortened(f"{first} {below.strip()}", _LONGEST_OF_TWO), first)
     if _OF_CHECKPOINT.match(first):
         line = _first_of_ranks(message)
         if line:

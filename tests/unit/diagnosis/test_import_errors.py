@@ -19,7 +19,7 @@ def found_in(message: str) -> Cause:
         "Traceback (most recent call last):",
         '  File "/home/user/job/train.py", line 3, in <module>',
         "    from parts import one",
-        message,
+        *message.splitlines(),
     )
     end = RankEnd(1, 1, 4001, ExitStatus(1, None), 100.0, 1.7e9, stopped_by_us=False)
     output = RankOutput(1, lines, "", "", 0.0)
@@ -90,6 +90,46 @@ def test_what_is_not_installed_is(message: str) -> None:
 )
 def test_an_extension_that_does_not_fit_is_to_be_built(message: str) -> None:
     assert "compiled extension" in found_in(message).advice
+
+
+LATE = (
+    "RuntimeError: Failed to import transformers.models.llama.modeling_llama because of the following error (look up "
+    "to see its traceback):"
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (f"{INSTALLED}/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi", "compiled extension"),
+        (f"{INSTALLED}/x.cpython-310-x86_64-linux-gnu.so: undefined symbol: PyCMethod_New", "compiled extension"),
+        ("libcudart.so.11.0: cannot open shared object file: No such file or directory", "LD_LIBRARY_PATH"),
+        (f"{INSTALLED}/torch/lib/libtorch_cuda.so: undefined symbol: ncclCommRegister", "LD_LIBRARY_PATH"),
+    ],
+)
+def test_a_library_that_does_not_load_is_the_reason_of_a_late_import(reason: str, words: str) -> None:
+    """An extension that was built for another torch is to be built again, a missing library to be found."""
+    found = found_in(f"{LATE}\n{reason}")
+    assert (found.class_name, found.message) == ("import_error", reason)
+    assert words in found.advice
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("No module named 'flash_attn_2_cuda'", "install it, on every host"),
+        ("No module named 'torch._six'", "a part of it is not"),
+        ("cannot import name 'f' from partially initialized module 'a' (/job/a.py)", "import each other"),
+        (f"cannot import name 'builder' from 'google.protobuf' ({INSTALLED}/google/__init__.py)", "versions of pack"),
+        ("module 'torch.library' has no attribute 'register_fake'", "versions of packages"),
+    ],
+)
+def test_the_reason_of_a_late_import_stands_in_the_headline(reason: str, words: str) -> None:
+    """It stands in the next line."""
+    found = found_in(f"{LATE}\n{reason}")
+    assert (found.class_name, found.message) == ("import_error", f"{LATE} {reason}")
+    assert words in found.advice
+    assert found_in(LATE).message == LATE
 
 
 @pytest.mark.parametrize("name", ["google.protobuf", "ruamel.yaml", "mpl_toolkits.basemap"])

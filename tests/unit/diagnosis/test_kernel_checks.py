@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from saferun.diagnosis import diagnose
 from saferun.evidence.diagnosis_values import Cause
 from saferun.model import ExitStatus
 from tests.unit.diagnosis.test_causes import evidence_of
-from tests.unit.diagnosis.test_causes import found_in as cause_in
 
 CHECKS = tuple(
     f"/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1146: indexSelectLargeIndex: block: [1,0,0], "
@@ -30,7 +30,7 @@ FOLLOWING = (
 
 
 def found_in(*lines: str) -> Cause:
-    return cause_in(evidence_of(ExitStatus(1, None), lines))
+    return diagnose(evidence_of(ExitStatus(1, None), lines)).cause
 
 
 @pytest.mark.parametrize("message", FOLLOWING)
