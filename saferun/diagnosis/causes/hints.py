@@ -69,6 +69,13 @@ _CHECKPOINT = LazyPattern(
 )
 HINTS = (
     (
+        LazyPattern(r"\blibcuda\.so cannot found\b"),
+        (
+            "Triton finds no libcuda.so: link it to the libcuda.so.1 of the driver, or name the directory of that one "
+            "in TRITON_LIBCUDA_PATH; in a container check whether the driver's libraries are there"
+        ),
+    ),
+    (
         LazyPattern(r"^FileExistsError: \[Errno 17\] "),
         "another rank or an earlier run has made it; a directory: os.makedirs(..., exist_ok=True), or on rank 0 alone",
     ),
@@ -297,6 +304,19 @@ HINTS = (
             r"|\brequires? (?:\S{1,40} ){0,4}(?:>=|<=|==|version|at least)"
         ),
         VERSIONS,
+    ),
+    (
+        LazyPattern(
+            r"\bDatasetGenerationCastError\b|\bCastError: Couldn't cast\b|^TypeError: Couldn't cast array of type\b"
+        ),
+        (
+            "the files of the data set differ in their columns or types: make them alike, name the types (features=), "
+            "or load the files apart (data_files=)"
+        ),
+    ),
+    (
+        LazyPattern(r"\bSchemaInferenceError\b"),
+        "no example came out of the data: look at the files and at what filters leave, or name the types (features=)",
     ),
     (
         LazyPattern(

@@ -1,15 +1,19 @@
-"""Exceptions whose first line has not the reason, but quotes below it an exception that has. Pure.
+"""Exceptions whose first line has not the reason: it stands below, or in what they were raised from. Pure.
 
 Sources: ``torch._dynamo.exc.BackendCompilerFailed``, ``torch.distributed.checkpoint.CheckpointException``,
-``ray.exceptions.RayTaskError``, ``transformers.utils.import_utils``, ``hydra.errors.InstantiationException``.
+``ray.exceptions.RayTaskError``, ``transformers.utils.import_utils``, ``hydra.errors.InstantiationException``,
+``datasets.exceptions.DatasetGenerationError``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from saferun.diagnosis.causes.failure import shortened
+from saferun.diagnosis.causes.failure import Failure, cause, shortened
+from saferun.diagnosis.frames import location_text
 from saferun.diagnosis.lazy_patterns import LazyPattern
+from saferun.diagnosis.tracebacks import Block, PythonError
+from saferun.evidence.diagnosis_values import Cause
 from saferun.model import Value
 from saferun.text.wording import ranks_text
 
@@ -21,9 +25,15 @@ _OF_CHECKPOINT = LazyPattern(r"[\w.]{1,100}: CheckpointException ranks:dict_keys
 _LATE_IMPORT = r"\b[Ff]ailed to import \S{1,200} because of the following error \(look up to see its traceback\):$"
 # Of Hydra.
 _REASON_IS_BELOW = LazyPattern(rf"{_LATE_IMPORT}|\bError in call to target '\S{{1,300}}':$")
+# Of datasets.
+_ONLY_WRAPS = LazyPattern(
+    rf"{_LATE_IMPORT}|\bError in call to target '|\bAn error occurred while generating the dataset$"
+)
 _OF_RANK = "Traceback (most recent call last): (RANK "
 _LONGEST = 200
 _LONGEST_OF_TWO = 300
+_LONGEST_ORIGIN = 160
+_FEWEST, _COMPARED = 12, 60
 
 
 class Headline(Value):
@@ -61,6 +71,49 @@ def headline_of(message: Sequence[str]) -> Headline:
         if line:
             return Headline(f"{shortened(line, _LONGEST)} (in a Ray task)", line)
     return Headline(shortened(first, _LONGEST), first)
+
+
+def exception_cause(failure: Failure, class_name: str, advice: str) -> Cause:
+    """The cause that an uncaught exception names itself, with the one that it was raised from."""
+    assert failure.error is not None  # noqa: S101 - all callers have asked
+    innermost = failure.error.innermost
+    message, line = headline_of(innermost.message or (innermost.exception,))
+    if innermost.link == "nested" and "in DataLoader worker process" in "".join(failure.error.last.message[:1]):
+        message += " (in a data-loader worker)"
+    origin = origin_of(failure.error)
+    if origin is None:
+        return cause(failure, class_name, message, advice, proof=line)
+    frame = next((frame for frame in reversed(origin.frames) if failure.user.owns(frame)), None)
+    location = shortened(location_text(frame)) if frame is not None else ""
+    is_wrapped = only_wraps(innermost.message)
+    if not _tells_of(origin, (message, *innermost.message)):
+        text = shortened(headline_of(origin.message or (origin.exception,)).text, _LONGEST_ORIGIN)
+        at = f" at {location}" if location not in {"", failure.location} and not is_wrapped else ""
+        message += f" (raised from {text}{at})"
+    return cause(failure, class_name, message, advice, proof=line, location=location if is_wrapped else "")
+
+
+def origin_of(error: PythonError) -> Block | None:
+    """The exception that the last one was raised from (``raise X from e``), less those that only wrap another one."""
+    index = len(error.blocks) - 1
+    while index and error.blocks[index].link == "direct":
+        index -= 1
+        if not only_wraps(error.blocks[index].message):
+            break
+    return error.blocks[index] if index < len(error.blocks) - 1 else None
+
+
+def only_wraps(message: Sequence[str]) -> bool:
+    """Whether an exception says where another one was raised, and nothing of its own."""
+    return bool(message) and _ONLY_WRAPS.search(message[0]) is not None
+
+
+def _tells_of(origin: Block, lines: Sequence[str]) -> bool:
+    """Whether these lines have the words of that exception."""
+    name = origin.exception.rpartition(".")[2]
+    text = (origin.message or ("",))[0].partition(": ")[2][:_COMPARED]
+    # Shorter ones may be a key, which gives no reason without its name.
+    return any(f"{name}(" in line or (len(text) >= _FEWEST and text in line) for line in lines)
 
 
 def _is_named(line: str, name: str) -> bool:

@@ -151,3 +151,108 @@ def test_what_torchrun_has_killed_itself_after_the_first_failure_was_not_killed_
         assert found.class_name == "worker_failed"
         assert "further up" in found.advice
         assert "dmesg" not in found.advice
+
+
+# ----------------------------------------------------------------------------------------------------------- raise from
+
+DIRECT = ("", "The above exception was the direct cause of the following exception:", "")
+DATA = '  File "/home/user/job/data.py", line 12, in rows'
+BUILDER = '  File "/opt/venv/lib/python3.11/site-packages/datasets/builder.py", line 1598, in _prepare_split_single'
+GENERATING = "datasets.exceptions.DatasetGenerationError: An error occurred while generating the dataset"
+
+
+def raised_from(origin: tuple[str, ...], *message: str, frame: str = DATA) -> Cause:
+    return found_in_lines(HEAD, frame, "    f()", *origin, *DIRECT, HEAD, STEP, CALL, BUILDER, *message)
+
+
+def found_in_lines(*lines: str) -> Cause:
+    return cause_in(evidence_of(ExitStatus(1, None), lines))
+
+
+@pytest.mark.parametrize("origin", ["KeyError: 'text'", "AssertionError: labels", "AssertionError"])
+def test_a_data_set_that_the_users_code_fails_to_make_is_not_said_to_be_broken(origin: str) -> None:
+    """Then nothing in the cache is at fault, and the line of that code is to be named."""
+    found = raised_from((origin,), GENERATING)
+    assert found.message == f"{GENERATING} (raised from {origin})"
+    assert (found.location, found.advice) == ("data.py:12 in rows", "")
+
+
+@pytest.mark.parametrize(
+    ("origin", "words"),
+    [
+        ("pyarrow.lib.ArrowInvalid: Not an Arrow file", "delete it from the cache"),
+        ("datasets.table.CastError: Couldn't cast", "differ in their columns or types"),
+        ("TypeError: Couldn't cast array of type string to int64", "differ in their columns or types"),
+        ("datasets.arrow_writer.SchemaInferenceError: Please pass `features` or at least one example", "no example"),
+    ],
+)
+def test_what_helps_against_a_failed_data_set_depends_on_what_it_was_raised_from(origin: str, words: str) -> None:
+    assert words in raised_from((origin,), GENERATING).advice
+
+
+def test_a_data_set_that_fails_for_an_unknown_reason_has_the_old_advice() -> None:
+    assert "delete it from the cache" in found_in(GENERATING).advice
+
+
+TARGET = "hydra.errors.InstantiationException: Error in call to target 'models.Net':"
+
+
+def test_what_a_target_of_hydra_has_raised_stands_in_the_headline() -> None:
+    found = raised_from(("KeyError: 'width'",), TARGET, "KeyError('width')", "full_key: model")
+    assert found.message == f"{TARGET} KeyError('width')"
+    assert (found.location, found.advice) == ("data.py:12 in rows", "")
+
+
+def test_arguments_that_a_target_of_hydra_does_not_know_stand_in_the_configuration() -> None:
+    line = "Net.__init__() got an unexpected keyword argument 'widht'"
+    found = raised_from((f"TypeError: {line}",), TARGET, f'TypeError("{line}")', "full_key: model")
+    assert found.message.endswith(f'TypeError("{line}")')
+    assert found.advice.startswith("look at the configuration")
+
+
+def test_an_exception_is_shown_with_the_one_that_it_was_raised_from() -> None:
+    """It stays at its own line: the program has chosen its words."""
+    found = raised_from(("KeyError: 'lr'",), "RuntimeError: the optimizer cannot be made")
+    assert found.message == (
+        "RuntimeError: the optimizer cannot be made (raised from KeyError: 'lr' at data.py:12 in rows)"
+    )
+    assert found.location == "train.py:52 in step"
+    found = raised_from(("KeyError: 'lr'",), "RuntimeError: no optimizer", frame=STEP)
+    assert found.message == "RuntimeError: no optimizer (raised from KeyError: 'lr')"
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["RuntimeError: no batch: the shard 17 is empty", "RuntimeError: no batch: ValueError('the shard 17 is empty')"],
+)
+def test_words_that_a_message_has_already_are_not_repeated(message: str) -> None:
+    assert raised_from(("ValueError: the shard 17 is empty",), message).message == message
+
+
+def test_of_exceptions_that_wrap_each_other_the_one_with_a_reason_is_named() -> None:
+    lines = (HEAD, DATA, "KeyError: 'text'", *DIRECT, HEAD, STEP, GENERATING, *DIRECT, HEAD, STEP)
+    assert "(raised from KeyError: 'text'" in found_in_lines(*lines, "ValueError: no data").message
+    context = "During handling of the above exception, another exception occurred:"
+    assert found_in_lines(HEAD, DATA, "KeyError: 'text'", context, HEAD, STEP, "ValueError: no").message == (
+        "ValueError: no"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- assertions
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("AssertionError: Rank 11: found NaN in local grad norm in backward pass", "the training diverges"),
+        ("AssertionError: libcuda.so cannot found!", "TRITON_LIBCUDA_PATH"),
+        ("AssertionError: checkpoint world size 8 does not match 16", "the checkpoint fits this model"),
+        ("AssertionError: world size 6 must be divisible by 4", "the number of ranks"),
+        ("AssertionError: 3 batches, expected 4", "look at what the assertion at that line checks"),
+        ("AssertionError", "look at what the assertion at that line checks"),
+    ],
+)
+def test_an_assertion_whose_words_are_known_has_the_advice_of_other_exceptions(message: str, words: str) -> None:
+    found = found_in(message)
+    assert found.class_name == "assertion_error"
+    assert words in found.advice
