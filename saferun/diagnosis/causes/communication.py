@@ -74,10 +74,21 @@ _MISMATCHES = (
 )
 
 
+# No model is without parameters, or has so many: what another rank was to send has not come.
+_NO_COUNT = LazyPattern(
+    r"DDP expects same model across all ranks, but Rank \d{1,6} has \d{1,19} params, while rank (\d{1,6}) has "
+    r"inconsistent (?:0|-\d{1,19}|\d{8,19}) params"
+)
+_NO_COUNT_ADVICE = (
+    "rank {0} hangs, has ended or is not reached: look at what it did; where it waits as well, test the connection "
+    "between the GPUs (NCCL_DEBUG=INFO; NCCL_P2P_DISABLE=1 does without direct access)"
+)
+
+
 def mismatched_collectives(failure: Failure) -> Cause | None:
     """Ranks that call different collectives, as the library found out."""
     found = by_text(failure, _MISMATCHES)
-    if found is None:
+    if found is None or _NO_COUNT.search(found.proof):
         return None
     calls = sorted({(int(match[1]), match[2], match[3], match[4] or "") for match in _DETAIL.finditer(found.proof)})
     # The other rank's line may be cut off; the line itself is longer than the proof.
@@ -122,9 +133,16 @@ _STUCK_ADVICE = (
 )
 
 
+def _missing_count(failure: Failure) -> tuple[str, re.Match[str]] | None:
+    return first_line(_NO_COUNT, (*failure.messages, *final_lines(failure)))
+
+
 def nccl_timeout(failure: Failure) -> Cause | None:
     """NCCL or RCCL waited for other ranks until its watchdog gave up."""
     lines = (*failure.messages, *failure.context, *reported_lines(failure))
+    if _missing_count(failure) is not None:
+        # Its watchdog says why, further up.
+        lines = (*lines, *reversed(failure.lines))
     found = first_line(_WATCHDOG, lines)
     if found is not None:
         line, match = found
@@ -171,7 +189,7 @@ _RPC_ADVICE = (
 
 
 def collective_timeout(failure: Failure) -> Cause | None:
-    """Gloo waited for other ranks until the timeout of the process group."""
+    """Gloo waited for other ranks until the timeout of the process group, or a collective ended without their data."""
     lines = (*failure.messages, *failure.context, *reported_lines(failure))
     found = first_line(_BARRIER, lines)
     if found is not None:
@@ -183,6 +201,10 @@ def collective_timeout(failure: Failure) -> Cause | None:
         within = f" within {int(found[1][1]) / 1000:g} s" if found[1][1] else ""
         message = f"an RPC to another rank did not complete{within}"
         return cause(failure, "collective_timeout", message, _RPC_ADVICE, proof=found[0])
+    found = _missing_count(failure)
+    if found is not None:
+        message = f"the number of parameters of rank {found[1][1]}'s model did not arrive"
+        return cause(failure, "collective_timeout", message, _NO_COUNT_ADVICE.format(found[1][1]), proof=found[0])
     found = first_line(_GLOO_TIMEOUT, lines)
     if found is not None:
         within = f" within {int(found[1][1]) / 1000:g} s" if found[1][1] else ""

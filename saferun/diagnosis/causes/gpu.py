@@ -92,7 +92,15 @@ _MISSING: tuple[TextRule, ...] = tuple(
             "use a build of torch for the CUDA that this driver knows (nvidia-smi shows it), or a newer driver",
         ),
         (
-            r"invalid device ordinal|(?:cuda|hip)ErrorInvalidDevice\b",
+            r"driver on your system is too old|CUDA driver version is insufficient|cudaErrorInsufficientDriver",
+            "the GPU's driver is too old for the CUDA of this torch",
+            "install a newer driver on the host, or a build of torch for the CUDA that this driver knows (nvidia-smi)",
+        ),
+        (
+            (
+                r"invalid device ordinal|(?:cuda|hip)ErrorInvalidDevice\b"
+                r"|\bdevice >= 0 && device < (?:num_gpus|device_count) INTERNAL ASSERT FAILED"
+            ),
             "no GPU of that number (invalid device ordinal)",
             _FEWER_GPUS,
         ),
@@ -125,8 +133,8 @@ _MISSING: tuple[TextRule, ...] = tuple(
                 r"\bNVMLError_(?!GpuIsLost|NotSupported|NoPermission|NotFound|InsufficientSize)\w{1,40}"
                 r"|NVML Shared Library Not Found|could not select device driver|[Ff]ailed to initialize NVML"
                 r"|NVIDIA-SMI has failed because|nvml error: (?:driver|no|insufficient)"
-                r"|Found no NVIDIA driver|driver on your system is too old|CUDA unknown error - this may be due to"
-                r"|CUDA driver (?:version is insufficient|initialization failed)"
+                r"|Found no NVIDIA driver|CUDA unknown error - this may be due to"
+                r"|CUDA driver initialization failed"
                 r"|Unexpected error from (?:cuda|hip)GetDeviceCount"
             ),
             "the GPU's driver cannot be used",

@@ -203,6 +203,27 @@ HINTS = (
         "some parameters had no part in the loss: DistributedDataParallel(..., find_unused_parameters=True)",
     ),
     (
+        LazyPattern(r"Expected to mark a variable ready only once"),
+        (
+            "a parameter gets its gradient twice in a step: use checkpoint(..., use_reentrant=False); or, if each step "
+            "uses the same parameters, DistributedDataParallel(..., static_graph=True)"
+        ),
+    ),
+    (
+        LazyPattern(r"\bCurrent loss scale already at minimum\b|\bMinimum loss scale reached\b"),
+        (
+            "gradients have overflowed in every step: train in bfloat16 instead of float16, or lower the learning rate "
+            "and look for bad samples"
+        ),
+    ),
+    (
+        LazyPattern(r"\bOne of the subprocesses has abruptly died during map operation\b"),
+        (
+            "a process of datasets' map() was killed or crashed, most often for lack of memory: see the kernel log "
+            "(dmesg), use a smaller num_proc, batch_size or writer_batch_size"
+        ),
+    ),
+    (
         LazyPattern(r"Default process group has not been initialized"),
         "call torch.distributed.init_process_group before it",
     ),

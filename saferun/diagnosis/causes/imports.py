@@ -52,6 +52,16 @@ _LOADER = LazyPattern(
 _NO_LIBRARY_ADVICE = "look at LD_LIBRARY_PATH and the modules loaded, and whether every host has this library"
 _REBUILD = "a compiled extension does not fit this torch or this host's libraries: rebuild or reinstall it"
 _INSTALL = "install it, on every host, in the Python that the ranks run in"
+# Of the distribution: no package of Python brings them.
+_OF_THE_SYSTEM = LazyPattern(
+    r"\blib(?:GL|EGL|OpenGL|GLX|GLU|gthread-2\.0|glib-2\.0|SM|X11|Xext|Xrender|xcb|sndfile|gomp|ibverbs|rdmacm|numa)"
+    r"\.so\.\d{1,3}: cannot open shared object file"
+)
+_INSTALL_IN_SYSTEM = (
+    "install this library of the system on every host, in the image (of Debian: libgl1 has libGL.so.1, libglib2.0-0 "
+    "libgthread-2.0.so.0); for OpenCV opencv-python-headless does without libGL"
+)
+_LIBRARY_ADVICE = ((_OF_ANOTHER_BUILD, _REBUILD), (_OF_THE_SYSTEM, _INSTALL_IN_SYSTEM))
 # What is installed, and is not to be installed again; the special ones first.
 _IMPORT_ADVICE = (
     (
@@ -100,6 +110,7 @@ _IMPORT_ADVICE = (
     ),
     # As packages check the versions of others that are installed.
     (LazyPattern(r"^ImportError: [\w.-]{1,60}(?:[<>=!~]=|[<>])[\w.]{1,40}\S{0,80} is required\b"), VERSIONS),
+    (_OF_THE_SYSTEM, _INSTALL_IN_SYSTEM),
     (_BINARY, _REBUILD),
 )
 _NO_MODULE = LazyPattern(r": No module named (\S{1,200})$|: Error while finding module specification for '(\S{1,200})'")
@@ -126,7 +137,7 @@ def import_error(failure: Failure) -> Cause | None:
             return _late_import(failure, error.innermost.message, quoted[0])
     if quoted is not None:
         line = quoted[0]
-        advice = _REBUILD if _OF_ANOTHER_BUILD.search(line) else _NO_LIBRARY_ADVICE
+        advice = next((advice for pattern, advice in _LIBRARY_ADVICE if pattern.search(line)), _NO_LIBRARY_ADVICE)
         return cause(failure, "import_error", shortened(line, _LONGEST_MESSAGE), advice, proof=line)
     lines = failure.last_lines[-3:] if failure.died_silently and not failure.signum else ()
     unloaded = first_line(_LOADER, (line for line in lines if "arning" not in line))

@@ -70,6 +70,10 @@ def test_a_checkpoint_that_cannot_be_loaded_is_told_so_as_before(line: str) -> N
         ("BlockingIOError: [Errno 11] Resource temporarily unavailable", "another process holds the lock"),
         ("AttributeError: partially initialized module 'torch' has no attribute 'nn' (circular)", "import each other"),
         ("AttributeError: module 'numpy' has no attribute 'bool'", VERSIONS),
+        ("RuntimeError: Expected to mark a variable ready only once. This error is caused by", "use_reentrant=False"),
+        ("Exception: Current loss scale already at minimum - cannot decrease scale anymore.", "bfloat16"),
+        ("FloatingPointError: Minimum loss scale reached (0.0001). Your loss is probably exploding.", "bfloat16"),
+        ("RuntimeError: One of the subprocesses has abruptly died during map operation.To debug", "num_proc"),
     ],
 )
 def test_what_helps_against_others_is_told(line: str, words: str) -> None:

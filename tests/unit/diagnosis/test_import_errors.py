@@ -132,6 +132,15 @@ def test_the_reason_of_a_late_import_stands_in_the_headline(reason: str, words: 
     assert found_in(LATE).message == LATE
 
 
+@pytest.mark.parametrize("head", ["ImportError: ", f"{LATE}\n", "OSError: "])
+@pytest.mark.parametrize("name", ["libGL.so.1", "libgthread-2.0.so.0", "libSM.so.6", "libsndfile.so.1"])
+def test_a_library_of_the_system_is_to_be_installed_there(head: str, name: str) -> None:
+    """No package of Python brings it: to build one again does not help."""
+    found = found_in(f"{head}{name}: cannot open shared object file: No such file or directory")
+    assert found.class_name == "import_error"
+    assert "install this library of the system" in found.advice
+
+
 @pytest.mark.parametrize("name", ["google.protobuf", "ruamel.yaml", "mpl_toolkits.basemap"])
 def test_a_part_of_a_name_that_packages_share_is_a_package_of_its_own(name: str) -> None:
     """The name is found because another one has installed a part of it."""

@@ -30,7 +30,9 @@ FOLLOWING = (
 
 
 def found_in(*lines: str) -> Cause:
-    return diagnose(evidence_of(ExitStatus(1, None), lines)).cause
+    cause = diagnose(evidence_of(ExitStatus(1, None), lines)).cause
+    assert cause is not None
+    return cause
 
 
 @pytest.mark.parametrize("message", FOLLOWING)
