@@ -15,9 +15,11 @@ from saferun.diagnosis.causes.communication import tells_of_a_lost_peer
 from saferun.diagnosis.causes.failure import Failure, is_of_warning
 from saferun.diagnosis.causes.own_timer import ITS_OWN_TIMER, waited_until_its_timer
 from saferun.diagnosis.causes.reasons import only_ends
+from saferun.diagnosis.causes.texts import first_line
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.job_hosts import Hosts, addresses_in
 from saferun.diagnosis.judged_failures import judged_failure, noted
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.diagnosis.log_levels import is_of_module
 from saferun.diagnosis.lost_peers import call_of, stopped_failures
 from saferun.diagnosis.rank_waits import waits_of
@@ -37,6 +39,9 @@ _TAKES_TO_END_S = 5.0
 _EXPECTED = frozenset(
     {"Empty", "Full", "StopIteration", "StopAsyncIteration", "KeyboardInterrupt", "SystemExit", "SignalException"}
 )
+# Where a rank loads an extension that torch compiles as the job runs, and where it could not be compiled.
+_NOT_BUILT = LazyPattern(r"^ImportError: .{0,600}/([^/]{1,120})\.so: cannot open shared object file")
+_BUILD_FAILED = LazyPattern(r"\bError building extension '([^']{1,120})'")
 
 
 class Case(Value):
@@ -80,7 +85,7 @@ def cases_of(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -
         failure, cause = judged_failure(evidence, end, output, hosts)
         cause = _located(cause, hosts)
         cases.append(Case(_failed_at(end, output, evidence.started_at), failure, cause, role_of(cause)))
-    cases = _less_empty_exits(cases)
+    cases = _less_waiters_for_a_build(evidence, hosts, _less_empty_exits(cases))
     if cases and evidence.stop_signum is None and all(case.role is not Role.CULPRIT for case in cases):
         # A rank that had raised by itself, and had not ended yet when it was stopped, explains more than its victims.
         stopped = stopped_cases(evidence, hosts)
@@ -137,6 +142,29 @@ def _ended_without_a_reason(case: Case) -> bool:
     if case.cause.class_name != "python_exit" or has_earlier or failure.end.status.code != 1:
         return False
     return only_ends(case.cause.proof) and tells_of_a_lost_peer((*failure.lines, *failure.stdout_lines))
+
+
+def _less_waiters_for_a_build(evidence: Evidence, hosts: Hosts, cases: Sequence[Case]) -> list[Case]:
+    """The cases; a rank that could not load an extension which another one failed to build is that one's victim.
+
+    One rank compiles an extension of torch's, the others wait for its lock and then load the file. They do so as soon
+    as the build has failed, and may end before the rank that reports why.
+    """
+    names = [_name_in(_NOT_BUILT, case.failure) for case in cases]
+    if not any(names):
+        return [*cases]
+    outputs = evidence.outputs_by_rank
+    stopped = [case for case in stopped_cases(evidence, hosts) if _had_raised(case, outputs[case.end.rank])]
+    failed = {_name_in(_BUILD_FAILED, case.failure) for case in [*cases, *stopped]} - {""}
+    return [
+        case._replace(role=Role.VICTIM) if name in failed else case for case, name in zip(cases, names, strict=True)
+    ]
+
+
+def _name_in(pattern: LazyPattern, failure: Failure) -> str:
+    """The name of an extension in the message of an exception; empty where the pattern is not found."""
+    found = first_line(pattern, failure.messages)
+    return found[1][1] if found is not None else ""
 
 
 def stopped_cases(evidence: Evidence, hosts: Hosts) -> list[Case]:

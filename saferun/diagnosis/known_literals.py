@@ -743,6 +743,7 @@ LITERALS: dict[int, tuple[str, ...]] = {
         "shutdown",
         "ssl.py",
     ),
+    0x65F3272F: ("Error building extension '",),
     0x6638811C: (": error: ", "Invalid value", "Missing", "No such option"),
     0x6686E77E: (
         " deserialize",
@@ -835,6 +836,7 @@ LITERALS: dict[int, tuple[str, ...]] = {
     0x6B857F5D: ("java.lang.OutOfMemoryError: ",),
     0x6C2DAFA4: (": error: ",),
     0x6D8AA8FC: ("Timeout (",),
+    0x6EBEC517: ("ImportError: ",),
     0x6FEDCAAA: (
         "CDI device injection failed: ",
         "[ERROR] ",

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from saferun.diagnosis import diagnose
 from saferun.diagnosis.causes import cause_of
 from saferun.diagnosis.causes.failure import read_failure
 from saferun.evidence.diagnosis_values import Cause
 from saferun.evidence.job_evidence import Evidence, RankOutput
 from saferun.model import ExitStatus, RankEnd
+from tests.unit.diagnosis.failed_jobs import class_of
+from tests.unit.diagnosis.failed_jobs import evidence as evidence_of
+from tests.unit.samples import end_of
 
 INSTALLED = "/venv/lib/python3.11/site-packages"
 CIRCULAR = "partially initialized module '{}' (most likely due to a circular import)"
@@ -161,3 +165,33 @@ def test_a_file_is_no_module(name: str, advice: str) -> None:
     output = RankOutput(0, (line,), "", "", 0.0)
     evidence = Evidence("node1", 90.0, (end,), (output,), (), None, ranks=(0,), script="train.py", cwd="/home/user/job")
     assert cause_of(read_failure(evidence, end, output)).advice == advice
+
+
+# --------------------------------------------------------------------------------- extensions that the job compiles
+
+HEAD = ("Traceback (most recent call last):", '  File "/home/user/job/train.py", line 3, in <module>')
+CACHE = "/root/.cache/torch_extensions/py311_cu124"
+NOT_BUILT = f"ImportError: {CACHE}/cpu_adam/cpu_adam.so: cannot open shared object file: No such file or directory"
+BUILD = "RuntimeError: Error building extension 'cpu_adam': [1/3] nvcc fatal"
+
+
+def printed(rank: int, message: str, *, raised: bool = False) -> RankOutput:
+    return RankOutput(rank, (*HEAD, message), "", "", 0.0, raised=raised)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_ranks_that_wait_for_a_build_are_victims_of_the_one_that_builds(stopped: bool) -> None:
+    """They load the file as soon as the build has failed, and may end first; saferun may stop the builder then."""
+    builder = end_of(0, signum=15, at=100.3, stopped=True) if stopped else end_of(0, code=1, at=100.3)
+    outputs = (printed(0, BUILD, raised=stopped), printed(1, NOT_BUILT))
+    found = diagnose(evidence_of(builder, end_of(1, code=1, at=100.0), outputs=outputs))
+    assert class_of(found) == "python_exception"
+    assert "Error building extension 'cpu_adam'" in found.headline
+    assert (found.cause and found.cause.ranks, found.victims) == ((0,), (1,))
+
+
+def test_a_missing_extension_is_the_cause_where_no_rank_failed_to_build_it() -> None:
+    for message in ("KeyError: 'x'", BUILD.replace("cpu_adam", "fused_adam")):
+        outputs = (printed(0, message), printed(1, NOT_BUILT))
+        found = diagnose(evidence_of(end_of(0, code=1, at=100.3), end_of(1, code=1, at=100.0), outputs=outputs))
+        assert (class_of(found), found.cause and found.cause.ranks) == ("import_error", (1,))
