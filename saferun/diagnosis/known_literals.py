@@ -1485,6 +1485,7 @@ LITERALS: dict[int, tuple[str, ...]] = {
     0xBA13F115: ("OfflineModeIsEnabled", "ffline mode is ", "outgoing traffic has been disabled"),
     0xBC31746E: ("locals of ",),
     0xBC58B4B7: (" failure ", "NCCL WARN "),
+    0xBC652759: ("OSError: [Errno 28] ",),
     0xBDF8346D: ('File "',),
     0xBE005A08: ("Error",),
     0xBE68D5F7: ("NVRM: ",),

@@ -293,6 +293,9 @@ _WOULD_WAIT_OR_REFUSED = TextRule(
 # Without a path, as a socket has none.
 # Communication error, not supported, not connected, shut down, host down: sockets have them, too.
 _PATHLESS = LazyPattern(r"OSError: \[Errno (?:19|70|71|95|107|108|112)\] [^:]{1,80}$")
+# Semaphores and blocks of shared memory, which are files in /dev/shm; the message has no path, or only the file's name.
+_IN_SHARED_MEMORY = ("/multiprocessing/synchronize.py", "/multiprocessing/shared_memory.py")
+_NO_SPACE = LazyPattern(r"^OSError: \[Errno 28\] ")
 
 
 def host_oom_kill(failure: Failure) -> Cause | None:
@@ -424,10 +427,22 @@ def _worker_advice(signal_text: str) -> str:
 
 def exhausted(failure: Failure) -> Cause | None:
     """No room, no memory, no descriptors; or a file that has gone stale."""
+    if (line := _no_room_for_a_semaphore(failure)) is not None:
+        return cause(failure, "shared_memory_exhausted", "shared memory (/dev/shm) is full", _SHM_ADVICE, proof=line)
     found = by_text(failure, (*_EXHAUSTED, _WOULD_WAIT_OR_REFUSED))
     if found is not None and found.proof.startswith(_WOULD_WAIT) and would_wait(failure.error, found.proof):
         return None
     return found
+
+
+def _no_room_for_a_semaphore(failure: Failure) -> str | None:
+    """The message where a call of multiprocessing's that makes a file in /dev/shm has found no room for it."""
+    error = failure.error
+    frames = error.innermost.frames if error is not None else ()
+    if error is None or not frames or not frames[-1].file.endswith(_IN_SHARED_MEMORY):
+        return None
+    line = error.innermost.message[0] if error.innermost.message else ""
+    return line if _NO_SPACE.match(line) else None
 
 
 def file_system_error(failure: Failure) -> Cause | None:

@@ -213,3 +213,29 @@ def test_what_a_symmetric_heap_needs_is_told() -> None:
 )
 def test_memory_of_the_host_is_found_as_before(message: str) -> None:
     assert found_in(HEAD, *at("pool.init()"), message).class_name == "host_out_of_memory"
+
+
+# ------------------------------------------------------------------------------------------------------- shared memory
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            at("sl = self._semlock = _multiprocessing.SemLock(", f"{STANDARD}/multiprocessing/synchronize.py"),
+            "OSError: [Errno 28] No space left on device",
+        ),
+        (
+            at("self._fd = _posixshmem.shm_open(", f"{STANDARD}/multiprocessing/shared_memory.py"),
+            "OSError: [Errno 28] No space left on device: '/psm_97c77d62'",
+        ),
+    ],
+)
+def test_no_room_for_a_semaphore_is_no_full_disk(call: tuple[str, ...], message: str) -> None:
+    """The C library makes semaphores and shared memory in /dev/shm, and its error has no path that says so."""
+    assert found_in(HEAD, *at("lock = ctx.Lock()"), *call, message).class_name == "shared_memory_exhausted"
+
+
+def test_no_room_for_a_file_is_a_full_disk_also_below_a_lock() -> None:
+    lines = (HEAD, *at("with lock:", f"{STANDARD}/multiprocessing/synchronize.py"), *at("torch.save(state, path)"))
+    assert found_in(*lines, "OSError: [Errno 28] No space left on device").class_name == "disk_full"
