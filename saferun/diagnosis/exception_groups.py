@@ -94,3 +94,9 @@ def prefix_of(marker_line: str) -> str:
 def stripped(line: str, prefix: str) -> str:
     """A line without what stands before each line of its traceback."""
     return line[len(prefix) :] if prefix and line.startswith(prefix) else line
+
+
+def without_prefix(lines: Sequence[str]) -> list[str]:
+    """The lines of a traceback without what stands before each of them in an exception group."""
+    prefix = prefix_of(lines[0])
+    return [stripped(line, prefix) for line in lines]

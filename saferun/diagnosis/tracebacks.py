@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from saferun.diagnosis.asides import ASIDE, CHILD, ENDS_NOTHING, WHOSE, without_asides, without_tracker
-from saferun.diagnosis.exception_groups import of_its_group, prefix_of, stripped
+from saferun.diagnosis.exception_groups import of_its_group, prefix_of, stripped, without_prefix
 from saferun.diagnosis.frames import UserCode, location_text, writes_error_file
 from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.diagnosis.log_levels import is_of_logger, is_of_module, reports_error, tries_on, warns
-from saferun.diagnosis.message_end import LOG_LINE, announces_lines, is_after_message, is_logged
+from saferun.diagnosis.message_end import LOG_LINE, announces_lines, has_one_line, is_after_message, is_logged
 from saferun.diagnosis.progress_bars import without_bars
 from saferun.diagnosis.recorded_exception import RecordedException
 from saferun.evidence.job_evidence import Frame
@@ -410,6 +410,8 @@ def _end_of_message(
     """Where the lines end that belong to an exception's message."""
     # What stands before each of its lines tells which are its own.
     is_quoting = has_rank or bool(prefix)
+    if not is_quoting and has_one_line(clean[start - 1]):
+        return start
     for index in range(start, min(limit, start + _MOST_MESSAGE_LINES)):
         line = clean[index]
         if has_rank and line and not _has_rank(lines[index]):
@@ -425,12 +427,6 @@ def _end_of_message(
         if line.lstrip().startswith(_NESTED):
             return index
     return min(limit, start + _MOST_MESSAGE_LINES)
-
-
-def without_prefix(lines: Sequence[str]) -> list[str]:
-    """The lines of a traceback without what stands before each of them in an exception group."""
-    prefix = prefix_of(lines[0])
-    return [stripped(line, prefix) for line in lines]
 
 
 # --------------------------------------------------------------------------------------------------------------- deaths

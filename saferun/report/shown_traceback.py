@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from saferun.diagnosis.tracebacks import clean_lines, without_prefix
+from saferun.diagnosis.exception_groups import without_prefix
+from saferun.diagnosis.tracebacks import clean_lines
 from saferun.evidence.diagnosis_values import Traceback
 
 

@@ -8,6 +8,7 @@ from saferun.diagnosis import diagnose
 from saferun.diagnosis.causes import Role, role_of
 from saferun.diagnosis.causes.going_on import is_progress
 from saferun.diagnosis.judged_failures import judged_failure
+from saferun.diagnosis.tracebacks import find_python_error
 from saferun.evidence.diagnosis_values import Cause, Diagnosis
 from saferun.evidence.job_evidence import RankOutput
 from saferun.model import RankEnd
@@ -267,3 +268,116 @@ def test_last_words_about_the_end_or_the_error_change_nothing(line: str, code: i
     lines = ("ERROR lost a rank", *LOST, "INFO closing a", "INFO closing b", "INFO closing c", line)
     assert role_of(found_in(*lines, code=code)) is Role.VICTIM
     assert role_of(found_in(stdout=lines, code=code)) is Role.VICTIM
+
+
+# -------------------------------------------------------------------------------- aborts while the interpreter ends
+
+GPU_ADVICE = (
+    "CUDA kernel errors might be asynchronously reported at some other API call.",
+    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
+)
+C10_ERROR = "terminate called after throwing an instance of 'c10::Error'"
+UNLOADING = (
+    C10_ERROR,
+    "  what():  CUDA error: driver shutting down",
+    *GPU_ADVICE,
+    "",
+    "Exception raised from c10_cuda_check_implementation at CUDAException.cpp:43 (most recent call first):",
+    "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x98 (0x7f in libc10.so)",
+    "",
+)
+FREED = (C10_ERROR, "  what():  invalid device pointer: 0x5400000")
+THREAD_RUNS = ("terminate called without an active exception",)
+OVER = ("Fatal Python error: Aborted", "", "Thread 0x00007f51 (most recent call first):", "  <no Python frame>")
+RUNS = (*OVER[:2], "Current thread 0x00007f51 (most recent call first):", STEP)
+MODULE_STEP = (HEAD, MODULE, STEP)
+
+
+@pytest.mark.parametrize("report", [(), OVER])
+@pytest.mark.parametrize("abort", [UNLOADING, FREED, THREAD_RUNS, ("double free or corruption (out)",)])
+@pytest.mark.parametrize(
+    ("message", "class_name"),
+    [
+        (("ValueError: bad shape",), "python_exception"),
+        ((OOM_ERROR,), "cuda_out_of_memory"),
+        (("torch.AcceleratorError: CUDA error: device-side assert triggered", *GPU_ADVICE), "device_side_assert"),
+    ],
+)
+def test_an_uncaught_error_is_the_cause_of_an_abort_at_exit(
+    message: tuple[str, ...], class_name: str, abort: tuple[str, ...], report: tuple[str, ...]
+) -> None:
+    """Destructors of torch's objects, and threads that still run, abort an interpreter that an exception ends."""
+    found = judged_at(end_of(0, signum=6), *MODULE_STEP, *message, *abort, *report)
+    assert (found.class_name, found.location) == (class_name, "train.py:52 in step")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (*MODULE_STEP, "ValueError: bad shape", "going on without this sample", *FREED),
+        (*MODULE_STEP, "ValueError: bad shape", "step 7 loss 2.3", *UNLOADING, *RUNS),
+        ("ERROR:train:bad sample", *MODULE_STEP, "ValueError: bad shape", *THREAD_RUNS),
+        (HEAD, STEP, "ValueError: bad shape", *THREAD_RUNS),
+        (*MODULE_STEP, "ValueError: bad shape", *FREED, *RUNS),
+    ],
+)
+def test_an_error_that_was_got_over_is_not_the_cause_of_a_later_abort(lines: tuple[str, ...]) -> None:
+    """Nothing shows that the interpreter was ending: the program had caught the error, and printed it."""
+    assert "ValueError" not in judged_at(end_of(0, signum=6), *lines).message
+
+
+def test_an_error_that_was_recorded_is_the_cause_whatever_is_printed_at_exit() -> None:
+    lines = (HEAD, STEP, "ValueError: bad shape", "wrote the profile", "closed the logger", *FREED)
+    one = RankOutput(0, lines, "", "ValueError: bad shape", 0.0)
+    end = end_of(0, signum=6)
+    assert judged_failure(evidence(end, outputs=(one,)), end, one)[1].message == "ValueError: bad shape"
+
+
+# ---------------------------------------------------------------------------------- lines below the end of a message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "KeyError: 'labels'",
+        "IndexError: list index out of range",
+        "AttributeError: 'NoneType' object has no attribute 'shape'. Did you mean: 'shapes'?",
+        "NameError: name 'modle' is not defined. Did you mean: 'model'?",
+        "TypeError: forward() missing 1 required positional argument: 'mask'",
+        "ZeroDivisionError: division by zero",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'",
+        "ModuleNotFoundError: No module named 'flash_attn'",
+    ],
+)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "saving last.pt failed: [Errno 28] No space left on device",
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "Connection closed by peer [10.0.0.2]:4242",
+    ],
+)
+def test_what_is_printed_below_a_message_of_one_line_is_not_its_cause(message: str, line: str) -> None:
+    """Without the rank before each line nothing marks the end of a message; some of Python's own have one line."""
+    alone = found_in(*MODULE_STEP, message)
+    found = found_in(*MODULE_STEP, message, line)
+    assert (found.class_name, found.message, found.advice) == (alone.class_name, alone.message, alone.advice)
+
+
+@pytest.mark.parametrize(
+    "line", ["[mov,mp4,m4a @ 0x55d0c8f3a2c0] moov atom not found", "double free or corruption (out)"]
+)
+def test_other_programs_lines_below_a_message_give_no_hint(line: str) -> None:
+    assert found_in(*MODULE_STEP, "ValueError: bad shape", line).advice == ""
+
+
+def test_a_message_of_several_lines_is_read_to_its_end() -> None:
+    for message in (
+        ("KeyError: tensor([1,", "        2])", "Tried to allocate 2.00 GiB: CUDA out of memory"),
+        ("KeyError: Caught KeyError in DataLoader worker process 0.", "CUDA out of memory. Tried to allocate 2 GiB"),
+        ("RuntimeError: the engine failed:", "CUDA out of memory. Tried to allocate 2.00 GiB"),
+    ):
+        error = find_python_error((*MODULE_STEP, *message))
+        assert error is not None
+        assert error.last.message == message
