@@ -271,6 +271,17 @@ _SYSTEM = (
     ),
     TextRule(
         "nccl_system_error",
+        LazyPattern(
+            r"\bCall to shm_open failed ?: Permission denied"
+            r"|\bcreating shared memory segment .{0,160}[Pp]ermission denied"
+        ),
+        "NCCL may not use its file in /dev/shm: permission denied",
+        "another user has left a file of that name, or only others may write there: `ls -ld /dev/shm /dev/shm/nccl*` "
+        "shows the owners; /dev/shm must have mode 1777, and what ended jobs have left can be removed",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "nccl_system_error",
         LazyPattern(r"Error while attaching to shared memory segment.{0,160}No such file"),
         "ranks of one host do not see each other's shared memory",
         "give all containers of a host one IPC namespace (--ipc=host), or each its own NCCL_HOSTID",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from saferun.diagnosis.causes.failure import Failure, cause, shortened
+from saferun.diagnosis.causes.gpu_setup import IN_NCCL, MPS_ADVICE, OF_SETUP
 from saferun.diagnosis.causes.quotations import without_quotations
 from saferun.diagnosis.causes.shared_gpus import others_use_it
 from saferun.diagnosis.causes.texts import TextRule, by_text, final_lines, first_line, reported_lines
@@ -92,6 +93,11 @@ _MISSING: tuple[TextRule, ...] = tuple(
             "use a build of torch for the CUDA that this driver knows (nvidia-smi shows it), or a newer driver",
         ),
         (
+            r"\bError 805: MPS client failed to connect\b",
+            "the GPU cannot be used: its MPS server does not answer (CUDA error 805)",
+            MPS_ADVICE,
+        ),
+        (
             r"driver on your system is too old|CUDA driver version is insufficient|cudaErrorInsufficientDriver",
             "the GPU's driver is too old for the CUDA of this torch",
             "install a newer driver on the host, or a build of torch for the CUDA that this driver knows (nvidia-smi)",
@@ -167,6 +173,7 @@ _BUSY = (
     ),
 )
 _IN_NCCL = (
+    *IN_NCCL,
     TextRule(
         "cuda_error",
         LazyPattern(
@@ -208,6 +215,7 @@ _GENERAL_MESSAGES = (
     r"|execution failed|internal error|mapping (?:error|failed)|not permitted|not ready|not found)"
 )
 _OTHER = (
+    *OF_SETUP,
     TextRule(
         "cuda_error",
         LazyPattern(r"THCudaCheck FAIL .{0,300}error=\d{1,4} ?: (.{1,160})"),
@@ -218,7 +226,8 @@ _OTHER = (
     TextRule(
         "cuda_error",
         LazyPattern(
-            r"no kernel image is available for execution|(?:cuda|hip)ErrorNoKernelImageForDevice"
+            r"no kernel image is available for execution|\bCUDA error: invalid device function"
+            r"|(?:cuda|hip)ErrorNoKernelImageForDevice"
             r"|\binvalid value for .{0,4}gpu-architecture"
             r"|[Uu]nsupported (?:gpu|GPU|CUDA|compute) (?:architecture|capability)"
             r"|\b(?:sm_|gfx)\d{2,4}\w?\b.{0,60}\b(?:not (?:compatible|supported|defined)|unsupported)"
@@ -475,7 +484,8 @@ def _named(found: Cause | None) -> Cause | None:
     if found is not None and _NO_HANDLE.search(found.message):
         found = found._replace(advice=_ABOUT_A_HANDLE)
     if found is not None and found.class_name == "cuda_error" and _HIP.search(found.proof):
-        return found._replace(class_name="hip_error", advice=_SYNCHRONOUS_HIP)
+        advice = _SYNCHRONOUS_HIP if found.advice == _SYNCHRONOUS else found.advice
+        return found._replace(class_name="hip_error", advice=advice)
     return found
 
 

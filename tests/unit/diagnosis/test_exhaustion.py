@@ -239,3 +239,20 @@ def test_no_room_for_a_semaphore_is_no_full_disk(call: tuple[str, ...], message:
 def test_no_room_for_a_file_is_a_full_disk_also_below_a_lock() -> None:
     lines = (HEAD, *at("with lock:", f"{STANDARD}/multiprocessing/synchronize.py"), *at("torch.save(state, path)"))
     assert found_in(*lines, "OSError: [Errno 28] No space left on device").class_name == "disk_full"
+
+
+NCCL_ERROR = (
+    "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2028, unhandled system error",
+    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
+    "Last error:",
+    "Error while creating shared memory segment /dev/shm/nccl-c8G2vd (size 5767520)",
+)
+
+
+def test_shared_memory_that_nccl_may_not_use_is_not_full() -> None:
+    """Older releases of NCCL say why in the warning above the one that their exception quotes."""
+    denied = "node1:12:34 [0] include/shm.h:48 NCCL WARN Call to shm_open failed : Permission denied"
+    found = found_in(denied, HEAD, *at("dist.barrier()"), *NCCL_ERROR)
+    assert (found.class_name, "permission denied" in found.message) == ("nccl_system_error", True)
+    assert "ls -ld /dev/shm" in found.advice
+    assert found_in(HEAD, *at("dist.barrier()"), *NCCL_ERROR).class_name == "shared_memory_exhausted"
