@@ -31,7 +31,7 @@ _RANK = LazyPattern(r"[\s\0]{0,8}\[(?:default)?\d{0,6}:?rank(\d{1,6})\]:? ?")
 _FRAME = LazyPattern(r'\s*(?:> )?File "([^"]{1,600})", line (\d{1,9})(?:,? in (.{0,300}))?$')
 _BINARY = LazyPattern(r'\s*Binary file "([^"]{1,600})"(?:, at ([^ \[]{1,300}))?')
 # TensorFlow's graphs put a remark behind the name, Ray the name of the exception in the other process.
-_EXCEPTION = LazyPattern(
+EXCEPTION = LazyPattern(
     r"(?s)([A-Za-z_][\w.]{0,200})(?: \(see above for traceback\)|\([\w.]{1,100}\))?(?::(?: (.*))?)?$"
 )
 _LINKS = {DIRECT: "direct", CONTEXT: "context"}
@@ -249,7 +249,7 @@ def find_python_error(lines: Sequence[str], recorded: RecordedException = _NOTHI
 def _unread_script(clean: Sequence[str], after: int) -> Block | None:
     """What Python prints of a script that it cannot read: the end of a traceback, without its header."""
     for index in range(len(clean) - 1, max(after, 1) - 1, -1):
-        exception = _EXCEPTION.match(clean[index])
+        exception = EXCEPTION.match(clean[index])
         if exception is None or exception[1] not in SYNTAX_ERRORS:
             continue
         for start in range(index - 1, max(index - _LINES_OF_A_LOCATION, after) - 1, -1):
@@ -269,7 +269,7 @@ def ends_with_traceback(lines: Sequence[str]) -> bool:
 def recorded_error(message: str) -> PythonError | None:
     """An exception of which only the message is known: ``KeyError: 'labels'``."""
     lines = clean_lines(message.splitlines()[:_MOST_MESSAGE_LINES])
-    match = _EXCEPTION.match(lines[0]) if lines else None
+    match = EXCEPTION.match(lines[0]) if lines else None
     if match is None:
         return None
     return PythonError((Block(match[1], tuple(lines), (), "", 0, len(lines)),), tuple(lines), 0)
@@ -395,7 +395,7 @@ def _block(lines: Sequence[str], clean: Sequence[str], start: int, limit: int, l
         elif text and not text[0].isspace():
             break
         index += 1
-    exception = _EXCEPTION.match(text) if index < limit else None
+    exception = EXCEPTION.match(text) if index < limit else None
     if exception is None:
         # Cut short, or no traceback at all.
         return Block("", (), tuple(frames[-_MOST_FRAMES:]), link, start, index) if frames else None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from saferun.diagnosis.asides import ENDS_NOTHING, WHOSE, without_asides
+from saferun.diagnosis.boxed_tracebacks import BOX_END, find_boxed_error
 from saferun.diagnosis.causes.going_on import is_progress, went_on
 from saferun.diagnosis.causes.native_calls import native_call
 from saferun.diagnosis.causes.reasons import is_of_its_own
@@ -52,8 +53,7 @@ _FATAL = "Fatal Python error:"
 _SHELL_SIGNAL = 128
 _SHELL_SIGNALS = CRASH_SIGNALS | {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
 _LONGEST_PROOF = 400
-# What rich prints below a traceback, and how much of that is read.
-BOX_END = "╰─"
+# How much of what rich prints below a traceback is read.
 _LINES_BELOW_A_BOX = 20
 # The rules search at most so many characters of the messages of all failures together, 2 to 4 µs each, whatever was
 # written; of one failure more than any real message has, but fewer where there are many.
@@ -326,6 +326,8 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
     cpp_error = find_cpp_error(lines[-2 * LAST_LINES :]) if signum == signal.SIGABRT else None
     recorded = recorded_exception(output)
     error = find_python_error(lines, recorded)
+    if error is None and output is not None and not output.traceback:
+        error = find_boxed_error(lines)
     clean = clean_lines(lines)
     earlier, line_after = None, ""
     is_it = error is not None and end.status.code == 1 and recorded.is_of(error.last.frames, error.last.message)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from saferun.diagnosis.asides import without_asides
+from saferun.diagnosis.boxed_tracebacks import BOX_END
 from saferun.diagnosis.causes.failure import (
-    BOX_END,
     LAST_LINES,
     LINES_AFTER_CAUGHT,
     LINES_AT_EXIT,

@@ -85,9 +85,8 @@ def test_what_stands_below_a_box_far_from_the_end_is_left_alone() -> None:
 
 
 def test_a_traceback_in_a_box_is_one() -> None:
-    assert found_in(*boxed("KeyError: 'labels'")).message == (
-        "ended with exit code 1; its last line of output: KeyError: 'labels'"
-    )
+    found = found_in(*boxed("KeyError: 'labels'"))
+    assert (found.message, found.location) == ("KeyError: 'labels'", "train.py:52 in step")
     assert "and no traceback" in found_in("giving up").message
 
 
