@@ -86,6 +86,11 @@ _NETWORK = re.compile(
     r"Timeout|TimedOut|Connect|HTTP|URLError|Network|DistStoreError|SSLError|gaierror|RpcError|Unavailable|IOError"
     r"|^(?:requests|urllib3|aiohttp|httpx|botocore|boto3|s3fs|gcsfs|fsspec|google|azure|grpc|socket|ssl|http)\."
 )
+# Locked memory, file modes, and containers of one host that do not share /dev/shm.
+_LASTS = re.compile(
+    r"Cannot allocate memory|\bRC: 12\b|\berrno 12\b|\bshm_open failed ?: Permission denied"
+    r"|\bshared memory segment .{0,160}(?:[Pp]ermission denied|No such file)"
+)
 _NETWORK_MESSAGES = re.compile(r"[Tt]imed? ?out|[Cc]onnection (?:reset|refused|closed|aborted)|Input/output error")
 
 
@@ -122,12 +127,14 @@ def facts_from(
     is_inside = diagnosis.start == "inside"
     if is_inside and class_name in _FROM_THE_SCRIPT:
         is_inside = _was_raised_in_init(diagnosis)
+    lasts = cause is not None and _lasts(cause)
     host, label = _host_of(diagnosis, cause.ranks if cause is not None else ())
     return FailureFacts(
         class_name,
         _fingerprint(diagnosis, class_name),
         is_start_over=diagnosis.start == "through" if diagnosis.start else None,
         in_init=is_inside,
+        transient_override=False if lasts else None,
         of_start=_is_of_start(diagnosis, class_name, progress),
         host=host,
         host_label=label,
@@ -136,7 +143,7 @@ def facts_from(
         message=message,
         port_is_free=port_is_free,
         progress=progress,
-        may_differ=_may_differ(class_name, cause.proof if cause is not None else ""),
+        may_differ=lasts or _may_differ(class_name, cause.proof if cause is not None else ""),
         unreadable=class_name == "syntax_error" and _is_unread(diagnosis, script, progress),
     )
 
@@ -166,6 +173,14 @@ def _may_differ(class_name: str, proof: str) -> bool:
         or _NETWORK.search(exception) is not None
         or _NETWORK_MESSAGES.search(proof) is not None
     )
+
+
+def _lasts(cause: Cause) -> bool:
+    """Whether a system error of NCCL's comes of a limit or the set-up of the host: seconds later it is the same.
+
+    It does not end restarts: it may be mended meanwhile.
+    """
+    return cause.class_name == "nccl_system_error" and _LASTS.search(cause.proof) is not None
 
 
 def _was_raised_in_init(diagnosis: Diagnosis) -> bool:

@@ -78,6 +78,31 @@ def test_without_a_traceback_it_is_of_the_start_where_a_rank_was_in_it() -> None
     assert facts_from(diagnosis("port_in_use", start="before"), progress=AttemptProgress()).of_start
 
 
+@pytest.mark.parametrize(
+    "proof",
+    [
+        "Call to ibv_reg_mr failed with error Cannot allocate memory",
+        "NET/OFI Unable to register memory (type = 2). RC: 12, Error: Cannot allocate memory",
+        "Call to shm_open failed : Permission denied",
+        "Error while attaching to shared memory segment /dev/shm/nccl- error: No such file or directory",
+    ],
+)
+def test_a_system_error_of_nccls_that_a_host_is_set_up_for_is_not_retried(proof: str) -> None:
+    """No attempt seconds later raises a limit or mounts /dev/shm; restarts go on as under torchrun."""
+    facts = facts_from(diagnosis("nccl_system_error", proof=proof))
+    assert (facts.is_transient, facts.transient_override, facts.may_differ) == (False, False, True)
+
+
+def test_other_system_errors_of_nccls_are_retried() -> None:
+    for proof in (
+        "Call to ibv_create_qp failed",
+        "DistBackendError: NCCL error in: init.cu:77, unhandled system error",
+    ):
+        facts = facts_from(diagnosis("nccl_system_error", proof=proof))
+        assert (facts.is_transient, facts.transient_override) == (True, None)
+    assert facts_from(diagnosis("host_out_of_memory", proof="Cannot allocate memory")).transient_override is None
+
+
 def test_a_failure_is_known_by_its_place_else_by_what_it_says_without_its_numbers() -> None:
     """Ports and process numbers differ from attempt to attempt."""
     assert facts_from(diagnosis()).fingerprint == Fingerprint("import_error", (3,), "train.py:12", is_frame=True)
