@@ -11,9 +11,16 @@ from saferun.console.lines import LONGEST_LOGGED_BYTES, LineAssembler, prefixed
 from saferun.errors import suppress
 from saferun.files.file_stream import FileStream
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.linux.streams import RankPipes
+
 READ_BYTES = 64 << 10
-# After a read that filled the buffer. Half of a rank's pipe: it can continue to write meanwhile.
-_LARGE_READ_BYTES = 512 << 10
+# What a pipe holds at first (pipe(7)).
+_PIPE_BYTES = 64 << 10
+# After so many reads in a row that filled half of the buffer, a rank writes faster than it is read. Writes that are no
+# multiple of a page leave gaps in a full pipe: such a read may have emptied it.
+_LOUD_READS = 4
 _HEAP_BYTES = 4 << 20
 # Kept in memory for the diagnosis. C++ stacks alone can take half of it.
 _LAST_BYTES = 64 << 10
@@ -78,6 +85,7 @@ class RankStream:
         files: receive the raw bytes.
         console: receives the lines, if not None.
         line_filter: torchrun's filter file, if any.
+        pipes: enlarges the pipe if the rank keeps filling it; None: nothing does.
 
     Attributes:
         on_chunk: takes each chunk as well, if not None.
@@ -86,7 +94,7 @@ class RankStream:
     """
 
     __slots__ = (
-        *("_console", "_files", "_kept", "_last", "_line_filter", "_size"),
+        *("_console", "_files", "_full_reads", "_kept", "_last", "_line_filter", "_pipe_bytes", "_pipes", "_size"),
         *("bytes_read", "fd", "is_log", "is_paused", "is_stderr", "local_rank", "on_chunk"),
     )
 
@@ -99,6 +107,7 @@ class RankStream:
         files: tuple[FileStream, ...],
         console: ConsoleStream | None,
         line_filter: LineFilter | None,
+        pipes: RankPipes | None = None,
     ) -> None:
         self.fd = fd
         self.local_rank = local_rank
@@ -110,6 +119,9 @@ class RankStream:
         self._last: deque[bytes] = deque()
         self._kept = 0
         self._size = READ_BYTES
+        self._pipes = pipes
+        self._pipe_bytes = _PIPE_BYTES
+        self._full_reads = 0
         self.on_chunk: Callable[[bytes], None] | None = None
         self.is_log = False
         self.is_paused = False  # it is not read, for want of room; what its rank has written since is not known
@@ -172,12 +184,24 @@ class RankStream:
 
     def _size_next(self, size: int) -> None:
         """Decide how much is read next, after a chunk of this size in bytes."""
-        if size >= self._size:
-            if self._size < _LARGE_READ_BYTES:
-                keep_heap()
-            self._size = _LARGE_READ_BYTES
-        elif size < READ_BYTES:
-            self._size = READ_BYTES
+        if size >= self._size // 2:
+            self._full_reads += 1
+            if self._full_reads >= _LOUD_READS and self._pipes is not None:
+                self._enlarge_pipe(self._pipes)
+            # Half of what the pipe holds: the rank can continue to write meanwhile.
+            self._size = max(self._pipe_bytes // 2, READ_BYTES)
+        else:
+            self._full_reads = 0
+            if size < READ_BYTES:
+                self._size = READ_BYTES
+
+    def _enlarge_pipe(self, pipes: RankPipes) -> None:
+        held = pipes.enlarge(self.fd)
+        if held > self._pipe_bytes:
+            keep_heap()
+            self._pipe_bytes, self._full_reads = held, 0
+        else:
+            self._pipes = None  # there is no room for more
 
     def _keep(self, chunk: bytes) -> None:
         size = len(chunk)

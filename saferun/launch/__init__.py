@@ -6,9 +6,9 @@ regular file. What has a similar name here:
 ``entry``, ``host_launch``, ``event_loop``, ``launch_context``
     ``entry`` turns settings into a HostLaunch and errors into exit codes; the HostLaunch makes the parts of a launch
     and ends them; the loop carries out actions; the context is what all parts share.
-``rank_group``, ``exec_wait``, ``rank_actions``, ``rank_hook``
-    The processes and streams of one attempt; from their fork to the last exec; what the loop does with them in every
-    attempt; the variables and files of the start-up hook.
+``rank_group``, ``rank_streams``, ``exec_wait``, ``rank_actions``, ``rank_hook``
+    The processes of one attempt; how their stdout and stderr are opened; from their fork to the last exec; what the
+    loop does with them in every attempt; the variables and files of the start-up hook.
 ``attempt_setup``, ``attempt_end``, ``attempt_record``
     What comes before the ranks of an attempt; what comes after them; what is known of them for a diagnosis.
 ``investigation``, ``incident_log``, ``incident_failure``, ``incident_hang``

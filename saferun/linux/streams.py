@@ -11,26 +11,66 @@ from saferun.errors import suppress
 from saferun.linux.descriptors import open_null
 
 _F_SETPIPE_SZ, _F_GETPIPE_SZ = 1031, 1032
-_DEFAULT_PIPE_BYTES = 64 << 10
 _LARGEST_PIPE_BYTES = 1 << 20
-# An unprivileged user may have 64 MiB in pipes; beyond that, new pipes of all of the user's processes shrink to 8 KiB.
-_ALL_PIPES_BYTES = 32 << 20
+
+_USER_LIMIT = "/proc/sys/fs/pipe-user-pages-soft"
+_USUAL_LIMIT_BYTES = 64 << 20
+# Of the limit: what the pipes may take as they are opened, and what they may grow by.
+_OPENED_SHARE, _GROWTH_SHARE = 4, 16
+_MOST_GROWTH_BYTES = 4 << 20
+_GROWTH_FACTOR = 4
+_SMALLEST_PIPE_BYTES = 16 << 10
 
 
-def open_pipe(streams: int) -> tuple[int, int]:
-    """A pipe for a rank's stream: (reading end, non-blocking; writing end).
+class RankPipes:
+    """The pipes of an attempt's ranks, which take only a small share of what the user may have in pipes.
+
+    The kernel counts the pipes of all processes of a user. Beyond a limit each new one holds 8 KiB, and any program of
+    the user that fills one before it reads it waits forever. So a pipe becomes larger only once its rank has filled it.
 
     Args:
-        streams: how many such pipes this launch opens; decides how large each may be.
+        streams: how many pipes the attempt opens.
+
+    Source: pipe(7), /proc/sys/fs/pipe-user-pages-soft.
     """
-    read_end, write_end = os.pipe()
-    os.set_blocking(read_end, False)
-    size = min(_LARGEST_PIPE_BYTES, _ALL_PIPES_BYTES // max(streams, 1))
-    if size > _DEFAULT_PIPE_BYTES:
-        # A larger pipe means fewer wake-ups; a refusal does no harm.
+
+    def __init__(self, streams: int) -> None:
+        limit = _user_limit_bytes()
+        self._growth_bytes = min(_MOST_GROWTH_BYTES, limit // _GROWTH_SHARE)
+        share = max(limit // _OPENED_SHARE // max(streams, 1), _SMALLEST_PIPE_BYTES)
+        self._most_at_first = 1 << (share.bit_length() - 1)  # the kernel rounds up to a power of two
+
+    def open(self) -> tuple[int, int]:
+        """A pipe for a rank's stream: (reading end, non-blocking; writing end)."""
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
         with suppress(OSError):
-            fcntl.fcntl(write_end, _F_SETPIPE_SZ, size)
-    return read_end, write_end
+            if fcntl.fcntl(write_end, _F_GETPIPE_SZ) > self._most_at_first:
+                fcntl.fcntl(write_end, _F_SETPIPE_SZ, self._most_at_first)
+        return read_end, write_end
+
+    def enlarge(self, fd: int) -> int:
+        """Give a loud rank a larger pipe, as far as there is room: fewer wake-ups, and it can write while it is read.
+
+        Returns:
+            How many bytes the pipe holds now; 0: it is none.
+        """
+        size = 0
+        with suppress(OSError):  # EPERM: beyond a limit of this user
+            size = fcntl.fcntl(fd, _F_GETPIPE_SZ)
+            wanted = min(size * _GROWTH_FACTOR, _LARGEST_PIPE_BYTES)
+            if size < wanted <= size + self._growth_bytes:
+                enlarged = fcntl.fcntl(fd, _F_SETPIPE_SZ, wanted)
+                self._growth_bytes -= enlarged - size
+                return enlarged
+        return size
+
+
+def _user_limit_bytes() -> int:
+    pages = 0
+    with suppress(OSError, ValueError), open(_USER_LIMIT, "rb") as file:
+        pages = int(file.read())
+    return pages * os.sysconf("SC_PAGE_SIZE") or _USUAL_LIMIT_BYTES  # 0: there is none
 
 
 def enlarge_pipe(fd: int, more_bytes: int) -> None:
