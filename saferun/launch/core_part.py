@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import os
+from signal import SIGQUIT
 
 from saferun.launch.launch_context import LaunchContext
-from saferun.linux.core_limits import LimitNotes, RankPreparation, cores_are_off, have_raised, plan_preparation
+from saferun.linux.core_limits import (
+    LimitNotes,
+    RankPreparation,
+    cores_are_off,
+    have_raised,
+    lower_limits_of,
+    plan_preparation,
+)
 from saferun.linux.core_watch import CoreWatch
 from saferun.linux.scratch import current_directory
 
@@ -98,6 +106,14 @@ class CorePart:
         """Leave the cores of these ranks, which have failed, and of their subprocesses to the examiner."""
         if self.watch is not None:
             self.watch.hand_over(pids)
+
+    def before_signal(self, pids: Sequence[int], signum: int) -> None:
+        """Ranks are going to be sent a signal. SIGQUIT asks them to stop, and is no crash that a core could explain.
+
+        Where the user has cores on, they leave one all the same, as they would without saferun.
+        """
+        if signum == SIGQUIT and self.has_raised_limit and cores_are_off():
+            lower_limits_of(pids)
 
     # ----------------------------------------------------------------------------------------------------------------
     # The loop's side

@@ -196,6 +196,9 @@ class RankActions(PartBase):
         group = self._context.current.group
         if group is None:
             return
+        addressed = [rank for rank in group.ranks if rank.assignment.local_rank in action.local_ranks]
+        pids = [rank.child.pid for rank in addressed if rank.end is None]
+        self._context.guarded("prevent cores", self._context.cores.before_signal, pids, action.signum)
         # A rank that handles the signal lives on for a moment, in which its memory map can still be read; one that
         # does not may be gone at once.
         handling = group.signal(action.local_ranks, action.signum, only_handled=not self.segments.is_noted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Sequence
 
 from saferun.errors import suppress
 from saferun.linux.cgroups import memory_limit_bytes
@@ -113,6 +114,14 @@ def lower_limits(owner_pid: int, notes_fd: int, run_entry: str) -> None:
         if not [pid for pid in found if _lower_limit(pid)]:
             break
     _is_noted(f"/proc/self/fd/{notes_fd}", _NOT_RAISED)
+
+
+def lower_limits_of(pids: Sequence[int]) -> None:
+    """Have processes and their descendants leave no core when a signal ends them. No memory of theirs is read."""
+    for _ in range(_LOWERED_AT_MOST):
+        found = [one for pid in pids for one in (pid, *descendants_of(pid))]
+        if not [pid for pid in found if _lower_limit(pid)]:
+            break
 
 
 def _lower_limit(pid: int) -> bool:

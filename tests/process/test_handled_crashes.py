@@ -22,6 +22,7 @@ from tests.process.test_core_tools import skip_without_room
 pytestmark = pytest.mark.skipif(not PATTERN.is_relative, reason=f"no cores in the directory: {PATTERN.description()}")
 
 OPTIONS = ("--cores", "backtrace")
+CORES_ON = ("sh", "-c", 'ulimit -S -c "$(ulimit -H -c)"; exec "$@"', "sh")
 CORES_OFF = ("sh", "-c", 'ulimit -S -c 0; exec "$@"', "sh")
 
 ELSEWHERE = """
@@ -135,3 +136,25 @@ def test_the_end_does_not_wait_for_a_file_system_that_does_not_answer(
     poller.close()
     notes.close()
     assert 0.3 < took_s < 5
+
+
+QUIT = """
+from rank import *
+import subprocess
+child = subprocess.Popen(["sleep", "1000"])
+tell("ready")
+stay()
+"""
+
+
+@pytest.mark.parametrize("switched_on", [False, True])
+def test_ctrl_backslash_leaves_a_core_only_if_the_user_has_cores_on(tmp_path: Path, *, switched_on: bool) -> None:
+    """SIGQUIT comes from saferun, which has raised the limit as well; and the end would wait for the cores."""
+    skip_without_room(tmp_path)
+    before = CORES_ON if switched_on else CORES_OFF
+    with running(tmp_path / "run", QUIT, *OPTIONS, store=False, before=before, nproc=2) as job:
+        job.hear("ready", 2)
+        job.send(signal.SIGQUIT)
+        assert job.wait() == 1
+        assert "stopped by SIGQUIT" in job.err
+        assert bool(cores_below(tmp_path / "run" / "job")) == switched_on

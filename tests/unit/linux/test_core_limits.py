@@ -19,6 +19,7 @@ from saferun.linux.core_limits import (
     RankPreparation,
     have_raised,
     lower_limits,
+    lower_limits_of,
     plan_preparation,
     prepare_rank,
     why_no_cores,
@@ -280,6 +281,45 @@ def test_limits_are_lowered_in_all_processes_of_the_run(notes: LimitNotes) -> No
             os.kill(another, 9)
             child.kill()
             older.kill()
+
+
+def test_limits_of_chosen_processes_are_lowered_with_those_of_their_descendants(notes: LimitNotes) -> None:
+    """A signal that ends a rank reaches its process group. That it has raised its limit stays noted."""
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    if not hard:
+        pytest.skip("a hard limit of 0")
+    script = f"ulimit -S -c {'unlimited' if hard == -1 else hard}; sleep 100 & echo $!; wait"
+    os.pwrite(notes.fd, b"+", 0)
+    with (
+        subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True) as child,
+        subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True) as another,
+    ):
+        found = []
+        try:
+            for process in (child, another):
+                assert process.stdout is not None
+                found.append(int(process.stdout.readline()))
+            lower_limits_of([child.pid])
+            assert resource.prlimit(child.pid, resource.RLIMIT_CORE) == (0, hard)
+            assert resource.prlimit(found[0], resource.RLIMIT_CORE) == (0, hard)
+            assert resource.prlimit(another.pid, resource.RLIMIT_CORE) == (hard, hard)
+            assert resource.prlimit(found[1], resource.RLIMIT_CORE) == (hard, hard)
+            assert have_raised(notes.fd)
+        finally:
+            for pid in found:
+                os.kill(pid, 9)
+            child.kill()
+            another.kill()
+
+
+def test_a_sandbox_that_refuses_prlimit_keeps_no_signal_from_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then they leave cores."""
+
+    def refused(*_: object) -> tuple[int, int]:
+        raise PermissionError
+
+    monkeypatch.setattr(resource, "prlimit", refused)
+    lower_limits_of([os.getpid()])
 
 
 @pytest.mark.parametrize(
