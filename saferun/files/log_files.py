@@ -9,6 +9,7 @@ from saferun.config import LogConfig
 from saferun.files.file_stream import WriterAnswer
 from saferun.files.run_dir import RunDirectory
 from saferun.files.trees import add_tree, log_tree
+from saferun.linux.scratch import current_directory
 from saferun.model import LogDestinations, Placement
 
 _OUT, _ERR = 1, 2
@@ -132,12 +133,14 @@ class LogDirectory:
 
     def _found(self, placement: Placement, paths: list[str], error_paths: list[str]) -> LogDestinations:
         attempt_path = os.path.dirname(paths[0])
+        cwd = current_directory()
         return LogDestinations(
             stdouts=self._paths(placement, paths, _OUT, "stdout.log"),
             stderrs=self._paths(placement, paths, _ERR, "stderr.log"),
             tee_stdouts=self._teed(placement, _OUT),
             tee_stderrs=self._teed(placement, _ERR),
-            error_files=tuple(os.path.join(path, _ERROR_FILE) if path else "" for path in error_paths),
+            # Absolute, below a relative --log-dir too: a script may have changed its directory when it fails.
+            error_files=tuple(os.path.join(cwd, path, _ERROR_FILE) if path else "" for path in error_paths),
             filtered_stdout=os.path.join(attempt_path, "filtered_stdout.log"),
             filtered_stderr=os.path.join(attempt_path, "filtered_stderr.log"),
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from saferun.files import log_files
 from saferun.files.file_stream import OnAnswer
 from saferun.files.log_files import LogDirectory
 from saferun.files.run_dir import RunDirectory
@@ -64,6 +65,33 @@ def test_log_dir_has_torchruns_layout(tmp_path: Path, run_dir: RunDirectory) -> 
     (job,) = jobs
     assert job.parent == tmp_path / "logs"
     assert re.fullmatch(r"job7_[0-9a-z]{8}", job.name)
+    run_dir.close()
+
+
+@pytest.mark.parametrize("name", ["logs", "./logs", "../logs"])
+def test_below_a_relative_log_dir_error_files_have_absolute_paths(
+    tmp_path: Path, run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A script that has changed its directory would lose its own exception. Shown paths stay as the user wrote them."""
+    job = tmp_path / "job"
+    job.mkdir()
+    monkeypatch.chdir(job)
+    destinations = destinations_of(LogDirectory(logs_of(name, redirects=(3, 3)), run_dir), second_host(), 0)
+    for out, error in zip(destinations.stdouts, destinations.error_files, strict=True):
+        assert out.startswith(f"{name}/")
+        assert os.path.isabs(error)
+        assert Path(error).parent.samefile(Path(out).parent)
+    run_dir.close()
+
+
+def test_a_relative_log_dir_works_as_far_as_it_can_where_the_current_directory_is_gone(
+    tmp_path: Path, run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its absolute path is not known then."""
+    monkeypatch.setattr(log_files, "current_directory", lambda: "")
+    monkeypatch.chdir(tmp_path)
+    destinations = destinations_of(LogDirectory(logs_of("logs"), run_dir), second_host(), 0)
+    assert all(path.startswith("logs/") for path in destinations.error_files)
     run_dir.close()
 
 
