@@ -183,18 +183,22 @@ def prepare_rank(preparation: RankPreparation) -> None:
         )
         # One that is not known to be saferun's would never be deleted.
         if _is_noted(preparation.note_path, _NOT_RAISED if is_refused else _RAISED) and not is_refused:
-            with suppress(OSError, ValueError):
-                hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
-                # All or nothing: no tool can read a truncated core.
-                resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
-    if preparation.drop_shared_memory:
-        with suppress(OSError):
-            fd = os.open(_FILTER, os.O_WRONLY)
-            with suppress(OSError):
-                os.write(fd, _WITHOUT_SHARED_MEMORY)
-            os.close(fd)
+            _raise_limit(drop_shared_memory=preparation.drop_shared_memory)
     if preparation.tracer_pid:
         allow_ptrace_by(preparation.tracer_pid)
+
+
+def _raise_limit(*, drop_shared_memory: bool) -> None:
+    """All or nothing: no tool can read a truncated core. Where that fails, what is in a core is not changed either."""
+    with suppress(OSError, ValueError):
+        hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+        resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+        if drop_shared_memory:
+            fd = os.open(_FILTER, os.O_WRONLY)
+            try:
+                os.write(fd, _WITHOUT_SHARED_MEMORY)
+            finally:
+                os.close(fd)
 
 
 def _is_noted(path: str, note: bytes) -> bool:

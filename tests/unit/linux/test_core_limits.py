@@ -180,6 +180,32 @@ def test_the_rank_raises_no_limit_that_costs_the_user_a_file(
     assert limits == [(-1, -1)]
 
 
+@pytest.mark.parametrize("kept", ["not planned", "no room", "refused", ""])
+def test_cores_lack_shared_memory_only_where_saferun_has_them_written(
+    host: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kept: str
+) -> None:
+    """Those of a user whose cores go to a server, or of a script that raises the limit itself, are the user's."""
+    host.free = 0 if kept == "no room" else 1000 * GB
+
+    def set_limit(*_: object) -> None:
+        if kept == "refused":
+            raise PermissionError
+
+    mask = tmp_path / "coredump_filter"
+    mask.write_text("0x33")
+    monkeypatch.setattr(core_limits, "_FILTER", str(mask))
+    monkeypatch.setattr(resource, "setrlimit", set_limit)
+    plan = RankPreparation(
+        raise_core_limit=kept != "not planned",
+        drop_shared_memory=True,
+        tracer_pid=0,
+        core_directory="/",
+        cores_bytes=100 * GB,
+    )
+    prepare_rank(plan)
+    assert mask.read_text() == ("0x33" if kept else "0x31")
+
+
 @pytest.fixture
 def notes() -> Iterator[LimitNotes]:
     notes = LimitNotes()
