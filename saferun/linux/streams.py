@@ -16,8 +16,8 @@ _LARGEST_PIPE_BYTES = 1 << 20
 _USER_LIMIT = "/proc/sys/fs/pipe-user-pages-soft"
 _USUAL_LIMIT_BYTES = 64 << 20
 # Of the limit: what the pipes may take as they are opened, and what they may grow by.
-_OPENED_SHARE, _GROWTH_SHARE = 4, 16
-_MOST_GROWTH_BYTES = 4 << 20
+_OPENED_SHARE, _GROWTH_SHARE = 4, 8
+_MOST_GROWTH_BYTES = 8 << 20
 _GROWTH_FACTOR = 4
 _SMALLEST_PIPE_BYTES = 16 << 10
 
