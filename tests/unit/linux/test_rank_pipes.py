@@ -65,7 +65,7 @@ def test_all_loud_ranks_together_take_a_small_share(limit: Path, limit_bytes: in
                 assert ours.enlarge(pipe) == size_of(pipe)
         grown = sum(map(size_of, pipes)) - before
         assert most_growth - (768 << 10) < grown <= most_growth  # less than another step
-        assert size_of(pipes[0]) == size_of(pipes[1]) == 256 << 10
+        assert min(size_of(pipe) for pipe in pipes[:2]) >= 256 << 10
 
 
 def test_a_loud_rank_gets_a_large_pipe_in_two_steps() -> None:
