@@ -234,6 +234,7 @@ class HostCoordinator:
         attempt = CoordinatorAttempt(result, rdzv, found.record, self._tasks, rendezvous.move, is_resumed=True)
         with self._lock:
             self._rendezvous, self._attempt = rendezvous, attempt
+            self._rdzv = self._rdzv or rdzv  # by which this host says later that it does not come again
             self._rejoin_s = _REJOIN_S
             for connection, task in [(self._tasks.head, 0), *self._rejoined]:
                 attempt.welcome(connection, task)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import time
 
+import pytest
+
 from tests.torch.coordinating import (
     DECISION,
     TROUBLE,
     Host,
     hosts,
     join_all,
+    joining,
     listening,
     port_of,
     ranks_store,
@@ -257,6 +260,34 @@ def test_a_host_that_was_started_again_joins_the_next_attempt() -> None:
         assert [(m["attempt"], m["restarts"]) for m in (host.expect("joined") for host in (first, again))] == [
             (5, 2)
         ] * 2
+
+
+@pytest.mark.parametrize("note", [None, {"by": "saferunctl kill by ada on node2", "at_once": True}])
+def test_a_host_whose_coordinator_was_replaced_says_when_it_does_not_meet_the_others_again(
+    note: dict[str, object] | None,
+) -> None:
+    """They would wait for it until the start timeout; and if a user has ended the job there, they print who."""
+    with hosts("node1", "node2", "node2") as (first, killed, replacement):
+        join_all([first, killed])
+        offer = killed.expect("resumable")["text"]
+        master = ["127.0.0.1", [port_of(first.ranks)]]
+        request = joining(killed, node_rank=1, least=2, most=2, master=master)
+        killed.process.kill()
+        replacement.send("resume", request=request, text=offer)
+        replacement.expect("resumed")
+        first.send("append", attempt=0, message={**DECISION, "next": "restart"})
+        for host in (first, replacement):
+            host.expect("entry")
+            host.send("ack", attempt=0)
+        first.join(node_rank=0, least=2, most=2, master=master, attempt=1, restarts=1)
+        replacement.send("close", note=note)
+        replacement.send("goodbye")
+        replacement.wait_closed()
+        if note is None:
+            assert first.expect("join_failed")["what"] == "node2 left while the hosts of the job met"
+        else:
+            ended = first.expect("job_ended")
+            assert {name: ended[name] for name in note} == note
 
 
 def test_many_attempts_leave_little_in_the_store() -> None:
