@@ -14,7 +14,7 @@ from saferun.coordinator.control_channel import ControlChannel
 from saferun.coordinator.control_search import JOB_KEY
 from saferun.coordinator.evidence_chunks import ChunkReader, chunk_key, is_chunk_name, write_chunk
 from saferun.coordinator.heartbeats import HeartbeatMonitor, Heartbeats
-from saferun.coordinator.job_log import JobLog
+from saferun.coordinator.job_log import ANSWERS, JobLog
 from saferun.coordinator.liveness import Liveness, OwnSupervisor
 from saferun.coordinator.liveness_probe import CUT, REACHED, UNKNOWN, SilenceReason
 from saferun.coordinator.prefix_store import PrefixStore
@@ -255,7 +255,7 @@ class CoordinatorAttempt:
         self._is_called_off = (self._is_called_off or message["kind"] == "request") and message["kind"] != "decision"
         fields = {"op": "entry", "attempt": self.number, "k": k, "received": time.time(), "message": message}
         with self._entry_lock:
-            if self._entries is not None:
+            if self._entries is not None and message["kind"] not in ANSWERS:
                 self._entries.append(fields)
             self._tasks.send_all(fields)
 

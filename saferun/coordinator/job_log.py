@@ -40,7 +40,7 @@ _LONGEST_MESSAGE = 200
 _MOST_UNWRITTEN = 1000
 _ROOM_FOR_ENDS = 100
 # Answers to users. In the store all but the newest ones are emptied, however often users ask.
-_ANSWERS = frozenset({"asked_answer", "table"})
+ANSWERS = frozenset({"asked_answer", "table"})
 _KEPT_ANSWERS = 8
 _END = '{"end": true}'
 # The kind of what is reported for an entry that cannot be read. No host writes it.
@@ -223,7 +223,7 @@ class JobLog:
             found = client.create(f"{self._prefix}log/{k}", entry)
             self._take(k, found)
             if found == entry.encode():
-                if kind in _ANSWERS:
+                if kind in ANSWERS:
                     self._keep_newest(client, k, entry)
                 return
 

@@ -80,3 +80,22 @@ def test_a_leader_that_cannot_connect_to_its_own_store_tries_again(
     assert [type(part).__name__ for part in Part.started] == ["ChunkReader", "HeartbeatMonitor", "ClockServer"]
     leader.tick(1.0)
     assert len(Part.started) == 3
+
+
+def test_a_coordinator_that_has_replaced_another_keeps_no_answers_to_users() -> None:
+    """They come as often as users ask, for as long as the attempt lasts: a task that rejoins gets all other entries."""
+    assignment = SimpleNamespace(
+        attempt=0, host=1, leader_name="node1", leader_addresses=("10.0.0.1",), members=2, chunk_limit_bytes=1
+    )
+    result = SimpleNamespace(assignment=assignment, prefix="a0/", client=Client(0), records=[], job="j")
+    rdzv = SimpleNamespace(request=SimpleNamespace(probe_after_s=24.0))
+    sent: list[dict[str, Any]] = []
+    own = HostRecord("node2", (TaskRecord(1, "default", 7),) * 2)
+    tasks = SimpleNamespace(send_all=sent.append)
+    resumed = CoordinatorAttempt(result, rdzv, own, tasks, is_resumed=True)  # type: ignore[arg-type]
+    for k, kind in enumerate(["request", "table", "asked_answer", "cause"]):
+        resumed._on_entry(k, {"kind": kind})
+    assert [message["k"] for message in sent] == [0, 1, 2, 3]
+    heard: list[dict[str, Any]] = []
+    resumed.welcome(SimpleNamespace(send=heard.append), 1)  # type: ignore[arg-type]
+    assert [(message["op"], message.get("k")) for message in heard] == [("resumed", None), ("entry", 0), ("entry", 3)]
