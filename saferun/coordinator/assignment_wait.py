@@ -160,7 +160,7 @@ def _report_wait(client: StoreClient, prefix: str, rdzv: RendezvousRound, begun:
     rdzv.wait_for(message or "the leader's answer")
     if rdzv.remaining_s <= 0:
         with _telling(client, prefix):
-            error = missing_error(message or "hosts", rdzv.timeout_s)
+            error = missing_error(message or "hosts", rdzv.timeout_s, rdzv.answer_s)
             error.is_published = bool(message)  # by the first host, whose time is over as well
             raise error
 
@@ -220,7 +220,8 @@ def _publish_record(client: StoreClient, prefix: str, host: int, rdzv: Rendezvou
         if rdzv.remaining_s <= 0:
             message = f"another process overwrites the record of {own.name}"
             raise JoinFailedError(
-                f"{message}, for {rdzv.timeout_s:.0f} s", "find out which other processes can reach the job's store"
+                f"{message}, for {time.monotonic() - rdzv.began_at:.0f} s",
+                "find out which other processes can reach the job's store",
             )
         stored, found = client.swap(key, expected, text)
         if found == text.encode():

@@ -13,31 +13,27 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from saferun.cluster.join_messages import EndNote
 from saferun.coordinator.arrivals import Arrivals, waiting_text
 from saferun.coordinator.assignment_wait import await_assignment
 from saferun.coordinator.assignments import HostRecord
-from saferun.coordinator.control_search import JOB_KEY, ControlSearch
+from saferun.coordinator.control_search import JOB_KEY
 from saferun.coordinator.leader_address import (
-    ASK_AFTER_S,
     ASK_KEY,
     LeaderAddress,
     master_addr,
-    mismatch_error,
     mismatch_on_first_host,
     publish_address,
-    read_address,
 )
+from saferun.coordinator.leader_search import LEADER_KEY, LeaderSearch
 from saferun.coordinator.prefix_store import prefix_class
 from saferun.coordinator.record_collection import (
     MovedError,
     OnePortError,
     RecordCollection,
     attempt_prefix,
-    publish_failure,
 )
 from saferun.coordinator.rendezvous_file import await_file
 from saferun.coordinator.rendezvous_pace import RendezvousPace
@@ -51,15 +47,16 @@ from saferun.coordinator.torch_handler import handler_conf, next_rendezvous, wai
 from saferun.coordinator.torch_store import loopback_address, open_store
 from saferun.text.master_port import ENDPOINT
 
-if TYPE_CHECKING:
-    from saferun.cluster.signed import Signer
-
-_LEADER_KEY = "saferun/leader"
 _POLL_S = 1.0
 _RECHECK_S = 0.5
-_FIND_S = 3.5
-# When the handler has decided who takes part, all of them are there: the rest is quick.
-_EXCHANGE_S = 60.0
+# When torch's own handlers have decided who takes part, all of them were there a moment ago, with all that they are to
+# say of themselves. What may still take long: a store that stands still, for which torch's clients wait a minute or as
+# the user has set it, names that are looked up in vain, a machine that is stopped for a while, a leader of many hosts.
+# A host that is gone is waited for no longer. Other handlers may let each host go on as it comes.
+_WAITS_FOR_ALL = {"c10d", "etcd", "etcd-v2"}
+_LEAST_EXCHANGE_S = 60.0
+_EXCHANGE_S = 180.0
+_EXCHANGE_PER_HOST_S = 0.25
 _EXIT_S = 2.0
 # torch looks at the state of a rendezvous every second, and a host is asked to read more than that now and then.
 _DEPARTURES_S = 3.0
@@ -109,7 +106,9 @@ class HandlerRendezvous:
         store, host, hosts = (info.store, info.rank, info.world_size) if hasattr(info, "store") else info
         # The control store of the previous attempt may end at any moment now.
         rdzv.on_all_here()
-        rdzv.allow(_EXCHANGE_S)
+        rdzv.allow(_LEAST_EXCHANGE_S)
+        if rdzv.request.backend in _WAITS_FOR_ALL:
+            rdzv.limit(max(_EXCHANGE_S, 2 * rdzv.request.connect_s) + hosts * _EXCHANGE_PER_HOST_S)
         try:
             if host == 0:
                 return self._lead(rdzv, own, store, hosts, getattr(info, "bootstrap_store_info", None))
@@ -349,7 +348,7 @@ class HandlerRendezvous:
                 one_port=one_port,
                 moves=0,
             )
-            publish_address(found, _LEADER_KEY, rdzv, address)
+            publish_address(found, LEADER_KEY, rdzv, address)
             return client
 
         def mismatch() -> SecretMismatch | None:
@@ -381,9 +380,9 @@ class HandlerRendezvous:
     def _follow(self, rdzv: RendezvousRound, own: HostRecord, store: Any, host: int) -> RendezvousResult:  # noqa: ANN401
         self._stores.drop_control()
         self._stores.drop_ranks()
-        found, moved = StoreClient(store, ("", 0)), False
+        search, moved = LeaderSearch(self._stores.store_class, StoreClient(store, ("", 0)), own, host), False
         while True:
-            client, leader, way = self._find_leader(rdzv, own, found, host, moved=moved)
+            client, leader, way = search.find(rdzv, moved=moved)
             try:
                 assignment = await_assignment(client, "r0/", host, rdzv, own)
             except MovedError:
@@ -392,82 +391,6 @@ class HandlerRendezvous:
             return RendezvousResult(
                 assignment, client, leader.job, attempt_prefix(assignment.attempt), [], way, leader.ranks_port
             )
-
-    def _find_leader(
-        self, rdzv: RendezvousRound, own: HostRecord, store: StoreClient, host: int, *, moved: bool
-    ) -> tuple[StoreClient, LeaderAddress, str]:
-        """A connection to the first host's control store, who that is, and the address under which ranks find it.
-
-        Where the control store cannot be reached, it is asked for as a part of the ranks' store. ``moved``: it is one.
-        """
-        with ExitStack() as searches:
-            return self._await_leader(rdzv, own, store, host, searches, moved=moved)
-
-    def _await_leader(
-        self,
-        rdzv: RendezvousRound,
-        own: HostRecord,
-        store: StoreClient,
-        host: int,
-        searches: ExitStack,
-        *,
-        moved: bool,
-    ) -> tuple[StoreClient, LeaderAddress, str]:
-        message = "the leader has not published its address yet"
-        agreement: SecretAgreement | None = None
-        failing_since: float | None = None
-        search: ControlSearch | None = None
-        while True:
-            rdzv.check()
-            rdzv.set_status(message)
-            if rdzv.remaining_s <= 0:
-                raise JoinFailedError(
-                    message, "see the output of saferun on the other hosts, and whether they can be reached"
-                )
-            stored = store.find_stored(_LEADER_KEY, _RECHECK_S)
-            leader = read_address(stored)
-            if leader is None or stored is None or (moved and not leader.one_port):
-                continue
-            if kind := rdzv.secrecy.mismatch(_LEADER_KEY, stored):
-                message = "the leader has another job secret, or none"
-                failing_since = failing_since or time.monotonic()
-                if time.monotonic() - failing_since > ASK_AFTER_S:
-                    raise self._mismatched(rdzv, own, store, host, kind, leader)
-                time.sleep(_RECHECK_S)
-                continue
-            if agreement is None or agreement.job != leader.job:
-                agreement = rdzv.make_agreement(leader.job)
-            signer = rdzv.secrecy.signer(rdzv.run_id, leader.job) or agreement
-            if search is None or search.leader != leader:
-                searches.close()
-                search = self._search(leader, own, signer)
-                searches.callback(search.end)
-            client = search.wait(_RECHECK_S)
-            if client is not None:
-                return client, leader, client.address[0]
-            message = search.message()
-            failing_since = failing_since or time.monotonic()
-            if time.monotonic() - failing_since > ASK_AFTER_S:
-                store.set(ASK_KEY, "")
-
-    def _search(self, leader: LeaderAddress, own: HostRecord, signer: Signer | None) -> ControlSearch:
-        others = [address for address in leader.addresses if address not in own.addresses] or leader.addresses
-        # The ranks use the address at which it is found.
-        addresses = [leader.master_addr, *others]
-        return ControlSearch(self._stores.store_class, leader, addresses, signer, patience_s=_FIND_S)
-
-    def _mismatched(
-        self, rdzv: RendezvousRound, own: HostRecord, store: StoreClient, host: int, kind: str, leader: LeaderAddress
-    ) -> JoinFailedError:
-        def fail_round(error: JoinFailedError) -> None:
-            search = self._search(leader, own, None)
-            client = search.wait(_FIND_S + _RECHECK_S)
-            search.end()
-            if client is not None:
-                publish_failure(client, "r0/", error)
-                client.add("r0/read", 1)
-
-        return mismatch_error(kind, store, rdzv, host, leader, fail_round)
 
 
 class _Answer:

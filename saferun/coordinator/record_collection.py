@@ -207,7 +207,7 @@ class RecordCollection:
             rdzv.wait_for(message)
             self._client.set(f"{self._prefix}missing", message[:LONGEST_MESSAGE])
             if rdzv.remaining_s <= 0:
-                raise missing_error(message, rdzv.timeout_s)
+                raise missing_error(message, rdzv.timeout_s, rdzv.answer_s)
 
     def _list_missing(self, now: float) -> None:
         missing = [seat for seat in self._missing if not self._client.check(self._key(seat))]
@@ -390,11 +390,23 @@ def attempt_prefix(attempt: int) -> str:
     return f"a{attempt}/"
 
 
-def missing_error(message: str, timeout_s: float) -> JoinFailedError:
-    """Some hosts did not come."""
+def missing_error(message: str, timeout_s: float, answer_s: float | None = None) -> JoinFailedError:
+    """Some hosts did not come.
+
+    Args:
+        message: which.
+        timeout_s: the time that they had for that.
+        answer_s: how long they have not answered, where torch's rendezvous counts them in; None: it is not known to.
+    """
     count, _, names = message.partition(": ")
+    named = f": {names}" if names else ""
+    if answer_s is not None:
+        return JoinFailedError(
+            f"{count} came to the rendezvous and then did not answer for {answer_s:.0f} s{named}",
+            "see whether saferun still runs there, and its output",
+        )
     return JoinFailedError(
-        f"{count} did not come within {timeout_s:.0f} s{f': {names}' if names else ''}",
+        f"{count} did not come within {timeout_s:.0f} s{named}",
         "check that saferun was started there, and see its output; --start-timeout sets how long to wait",
         is_incomplete=True,
     )

@@ -133,6 +133,9 @@ class RendezvousRound:
         self.task_count = min(_MOST_TASKS, max(1, first.tasks))
         self.began_at = time.monotonic()
         self._give_up_at = self.began_at + first.timeout_s
+        self.answer_s: float | None = (
+            None  # for how long hosts are waited for that are known to have come; None: unknown
+        )
         self.is_over = False
         self.secrecy = NO_SECRET
         # What signs the messages of the job with this number where no secret was named; None: nothing does.
@@ -233,6 +236,12 @@ class RendezvousRound:
     def allow(self, least_s: float) -> None:
         """Others are known to be there: leave at least this much time for what remains to be done."""
         self._give_up_at = max(self._give_up_at, time.monotonic() + least_s)
+        self.answer_s = None
+
+    def limit(self, most_s: float) -> None:
+        """All others were there a moment ago: whoever does not answer for so long is gone."""
+        self._give_up_at = min(self._give_up_at, time.monotonic() + most_s)
+        self.answer_s = self.remaining_s
 
     def check(self) -> None:
         """Go on, or not.
@@ -272,7 +281,7 @@ class RendezvousRound:
         if self.is_over or self.is_torchs or self.remaining_s > -5.0:  # noqa: PLR2004
             return None
         return JoinFailedError(
-            f"the hosts did not meet within {self.timeout_s:.0f} s: {self._message or 'no answer'}",
+            f"the hosts did not meet within {self._give_up_at - self.began_at:.0f} s: {self._message or 'no answer'}",
             "see the output of saferun on the other hosts, and whether they are alive",
         )
 

@@ -8,14 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from saferun.coordinator import handler_rendezvous, torch_handler
+from saferun.cluster.join_messages import JoinRequest
+from saferun.coordinator import handler_rendezvous, rendezvous_round, torch_handler
 from saferun.coordinator.handler_rendezvous import HandlerRendezvous
-from saferun.coordinator.rendezvous_round import JoinFailedError
+from saferun.coordinator.record_collection import missing_error
+from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
 from saferun.coordinator.store_client import StoreClient
 from saferun.coordinator.torch_handler import handler_conf
+from saferun.text.typed_json import fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+JOIN: dict[str, Any] = {
+    "backend": "c10d",
+    "node_rank": None,
+    "least": 2,
+    "most": 2,
+    "run_id": "job7",
+    "timeout_s": 900.0,
+    "probe_after_s": 1,
+    "name": "node1",
+    "tasks": 1,
+}
 
 
 class DistStoreError(RuntimeError):
@@ -60,6 +75,7 @@ def meeting(remaining_s: float = 60.0, conf: dict[str, str] | None = None, conne
         is_torchs=False,
         check=lambda: None,
         set_status=lambda _text, **_more: None,
+        wait_for=lambda _whom: None,
         endpoint_address=("node1", 29400),
         allow=lambda _seconds: None,
     )
@@ -154,3 +170,45 @@ def test_the_store_of_a_handler_waits_as_long_as_under_torchrun(
     monkeypatch.setitem(__import__("sys").modules, "torch.distributed.elastic.rendezvous", module)
     assert rendezvous._open_c10d(meeting(connect_s=connect_s), None) is store
     assert store.timeout == timedelta(seconds=expected_s)
+
+
+@pytest.mark.parametrize(
+    ("backend", "connect_s", "hosts", "most_s"),
+    [
+        ("c10d", 0.0, 2, 180.5),
+        ("etcd-v2", 0.0, 2, 180.5),
+        ("etcd", 0.0, 2, 180.5),
+        ("c10d", 300.0, 2, 600.5),
+        ("c10d", 0.0, 2048, 692.0),
+        ("mine", 0.0, 2, 900.0),
+    ],
+)
+def test_a_host_that_dies_as_torchs_rendezvous_completes_is_not_waited_for_until_the_start_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+    rendezvous: HandlerRendezvous,
+    backend: str,
+    connect_s: float,
+    hosts: int,
+    most_s: float,
+) -> None:
+    """It was there a moment ago, so it has no reason to come late; in a handler of somebody else it may have one."""
+    monkeypatch.setattr(rendezvous_round, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    request = {**JOIN, "backend": backend, "connect_s": connect_s, "least": hosts, "most": hosts}
+    rdzv = RendezvousRound(fit(JoinRequest, request))
+    assert rdzv.add(0, rdzv.request)
+    monkeypatch.setattr(rendezvous, "_handler", SimpleNamespace(next_rendezvous=lambda: (object(), 0, hosts)))
+    monkeypatch.setattr(rendezvous, "_lead", lambda rdzv, *_: rdzv.remaining_s)
+    assert rendezvous.meet(rdzv) == most_s
+    assert rdzv.answer_s == (None if backend == "mine" else most_s)
+    says = f"came to the rendezvous and then did not answer for {most_s:.0f} s"
+    says = says if backend != "mine" else "did not come within 900 s"
+    error = missing_error("1 of 2 hosts: node rank 1", rdzv.timeout_s, rdzv.answer_s)
+    assert error.what == f"1 of 2 hosts {says}: node rank 1"
+
+
+def test_a_limit_gives_no_time_that_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start timeout is the user's."""
+    monkeypatch.setattr(rendezvous_round, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    rdzv = RendezvousRound(fit(JoinRequest, {**JOIN, "timeout_s": 60.0}))
+    rdzv.limit(180.0)
+    assert rdzv.remaining_s == rdzv.answer_s == 60.0
