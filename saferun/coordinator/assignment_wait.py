@@ -14,16 +14,14 @@ from saferun.coordinator.assignments import (
     decode_record,
     encode_record,
 )
+from saferun.coordinator.failure_messages import LONGEST_MESSAGE, publish_failure, read_failure
 from saferun.coordinator.record_collection import (
-    LONGEST_MESSAGE,
     MOVED,
     RECHECK_S,
     MovedError,
     is_gone,
     left_error,
     missing_error,
-    publish_failure,
-    read_failure,
 )
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
 from saferun.coordinator.secret_agreement import SecretAgreement

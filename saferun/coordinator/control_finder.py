@@ -7,9 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 from saferun.coordinator.control_search import JOB_KEY, ControlSearch
+from saferun.coordinator.failure_messages import publish_failure
 from saferun.coordinator.leader_address import ASK_AFTER_S, ASK_KEY, LeaderAddress, mismatch_error, read_address
 from saferun.coordinator.prefix_store import prefix_class
-from saferun.coordinator.record_collection import publish_failure
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound, hosts_text
 from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.served_stores import ServedStores

@@ -57,6 +57,8 @@ _WAITS_FOR_ALL = {"c10d", "etcd", "etcd-v2"}
 _LEAST_EXCHANGE_S = 60.0
 _EXCHANGE_S = 180.0
 _EXCHANGE_PER_HOST_S = 0.25
+# How often hosts meet again because of newcomers that cannot take part, before the job ends.
+_MOST_AGAIN = 3
 _EXIT_S = 2.0
 # torch looks at the state of a rendezvous every second, and a host is asked to read more than that now and then.
 _DEPARTURES_S = 3.0
@@ -96,6 +98,20 @@ class HandlerRendezvous:
         own = rdzv.wait_for_tasks()
         if self._handler is None:
             self._handler = self._open(rdzv)
+        goes_on, left = own.attempt > 0 and rdzv.request.elastic, _MOST_AGAIN
+        while True:
+            try:
+                return self._meet(rdzv, own, goes_on=goes_on and left > 0)
+            except JoinFailedError as error:
+                # A job that has run goes on without a newcomer that was started in another way, as under torchrun. The
+                # newcomer ends, and torch's rendezvous begins again as soon as it has left.
+                if left == 0 or not (error.is_again or (goes_on and error.is_usage)):
+                    raise
+            left -= 1
+            rdzv.on_leave = None
+            rdzv.allow(rdzv.timeout_s)
+
+    def _meet(self, rdzv: RendezvousRound, own: HostRecord, *, goes_on: bool) -> RendezvousResult:
         if self._arrivals is not None:
             self._arrivals.arrive()
         try:
@@ -111,7 +127,7 @@ class HandlerRendezvous:
             rdzv.limit(max(_EXCHANGE_S, 2 * rdzv.request.connect_s) + hosts * _EXCHANGE_PER_HOST_S)
         try:
             if host == 0:
-                return self._lead(rdzv, own, store, hosts, getattr(info, "bootstrap_store_info", None))
+                return self._lead(rdzv, own, store, hosts, getattr(info, "bootstrap_store_info", None), goes_on=goes_on)
             return self._follow(rdzv, own, store, host)
         except StoreBrokenError as error:
             raise JoinFailedError(
@@ -314,7 +330,16 @@ class HandlerRendezvous:
 
     # ----------------------------------------------------------------------------------------------------- who is first
 
-    def _lead(self, rdzv: RendezvousRound, own: HostRecord, store: Any, hosts: int, bootstrap: Any) -> RendezvousResult:  # noqa: ANN401
+    def _lead(
+        self,
+        rdzv: RendezvousRound,
+        own: HostRecord,
+        store: Any,  # noqa: ANN401
+        hosts: int,
+        bootstrap: Any,  # noqa: ANN401
+        *,
+        goes_on: bool,
+    ) -> RendezvousResult:
         found, port = StoreClient(store, ("", 0)), self._stores.ranks_port
         ranks = self._stores.serve_ranks() if port else None
         job = os.urandom(8).hex()
@@ -364,6 +389,7 @@ class HandlerRendezvous:
             can_probe=not one_port,
             is_asked_for=lambda: may_move and found.check(ASK_KEY),
             mismatch=mismatch,
+            goes_on=goes_on,
         )
         try:
             records = collection.collect(rdzv, own)
@@ -372,7 +398,7 @@ class HandlerRendezvous:
             self._one_port = True
             client = serve(one_port=True)
             collection.move()
-            collection = RecordCollection(client, "r0/", hosts, can_probe=False, mismatch=mismatch)
+            collection = RecordCollection(client, "r0/", hosts, can_probe=False, mismatch=mismatch, goes_on=goes_on)
             records = collection.collect(rdzv, own)
         assignment = collection.publish_assignments(records)
         return RendezvousResult(assignment, client, job, attempt_prefix(assignment.attempt), records, way, ranks_port)

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from saferun.coordinator.control_search import ControlSearch
+from saferun.coordinator.failure_messages import publish_failure
 from saferun.coordinator.leader_address import ASK_AFTER_S, ASK_KEY, LeaderAddress, mismatch_error, read_address
-from saferun.coordinator.record_collection import publish_failure
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
 from saferun.coordinator.store_client import StoreClient
 

@@ -27,17 +27,15 @@ from saferun.coordinator.assignments import (
     encode_assignment,
     missing_text,
 )
+from saferun.coordinator.failure_messages import LONGEST_MESSAGE, failure_text, publish_failure, read_failure
 from saferun.coordinator.liveness_probe import GONE, UNREACHABLE, probe_host
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
 from saferun.coordinator.secrecy import MISMATCH_HINT, SecretMismatch
 from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
-from saferun.text.decoding import MALFORMED, display_text, loads
-from saferun.text.typed_json import fit
 
 RECHECK_S = 0.25
 _LIST_MISSING_EVERY_S = 1.0
-LONGEST_MESSAGE = 4096
 # A record that has lain there for longer may be that of a process that has ended since.
 _STALE_RECORD_S = 2.0
 _READ_TIMEOUT_S = 3.0
@@ -49,7 +47,6 @@ _LATE_S = 3.0
 _LATE_PAUSE_S = 0.05
 # What a host reads instead of its assignment where the store of the job's messages is another one from now on.
 MOVED = "moved"
-_INCOMPLETE, _NEEDLESS = "incomplete", "needless"
 
 
 class MovedError(Exception):
@@ -58,47 +55,6 @@ class MovedError(Exception):
 
 class OnePortError(Exception):
     """Some host reaches the port of the ranks' store only."""
-
-
-def failure_text(error: JoinFailedError) -> str:
-    """The error as ``read_failure`` reads it: what, hint, its kind, and who has ended the job.
-
-    The kind is true for a usage error. Older releases know no other one, and take them all for no usage error.
-    """
-    kind = _INCOMPLETE if error.is_incomplete else _NEEDLESS if error.is_needless else error.is_usage
-    message: list[object] = [error.what[:LONGEST_MESSAGE], error.hint[:LONGEST_MESSAGE]]
-    if error.end is not None:
-        return json.dumps([*message, kind, error.end._asdict()])
-    return json.dumps([*message, kind] if kind else message)
-
-
-def publish_failure(client: StoreClient, prefix: str, error: JoinFailedError) -> None:
-    """Let all hosts of a rendezvous fail, with the same message."""
-    text = failure_text(error)
-    if client.create(f"{prefix}fail", text) == FORGED:
-        client.set(f"{prefix}fail", text)
-
-
-def read_failure(text: bytes | None) -> JoinFailedError | None:
-    """What ``publish_failure`` has written; None: nothing that can be read."""
-    if text is None:
-        return None
-    try:
-        what, hint, *more = loads(text, longest=4 * LONGEST_MESSAGE)
-        what, hint = display_text(what, LONGEST_MESSAGE), display_text(hint, LONGEST_MESSAGE)
-        end: EndNote | None = fit(EndNote, more[1]) if len(more) > 1 else None
-        kind = more[0] if more else None
-        return JoinFailedError(
-            what,
-            hint,
-            is_published=True,
-            is_usage=kind is True,
-            is_needless=kind == _NEEDLESS,
-            is_incomplete=kind == _INCOMPLETE,
-            end=end,
-        )
-    except MALFORMED:
-        return None
 
 
 class RecordCollection:
@@ -114,6 +70,7 @@ class RecordCollection:
         seats: under which numbers the other hosts write their records; None: all up to ``hosts``.
         needed: how many suffice, this one included, once the others have been waited for; None: all of them.
         patience_s: how long those are waited for then.
+        goes_on: whether a host that was started in a way that cannot work is left out: the job has run without it.
     """
 
     def __init__(
@@ -128,7 +85,9 @@ class RecordCollection:
         seats: Sequence[int] | None = None,
         needed: int | None = None,
         patience_s: float = 0.0,
+        goes_on: bool = False,
     ) -> None:
+        self._goes_on = goes_on
         self._seats = list(range(1, hosts) if seats is None else seats)
         self._needed = needed
         self._patience_s = patience_s
@@ -172,6 +131,9 @@ class RecordCollection:
                 names = {seat: record.name for seat, record in zip(self._seats, records[1:], strict=True)}
                 self._client.signer.conclude(self._prefix, names)
         except JoinFailedError as error:
+            if self._goes_on and error.is_usage:
+                self._send_again(error)
+                raise
             self.fail(error)
             if error.is_published:
                 self.fail_for_late(rdzv)
@@ -325,6 +287,14 @@ class RecordCollection:
         # An answer, so that all has arrived before a host may end the store.
         self._client.check(f"{self._prefix}fail")
         return assignments[0]
+
+    def _send_again(self, error: JoinFailedError) -> None:
+        """Tell all hosts to meet again, but for those that this one has found unable to take part."""
+        # They read it in time: the store is there until all have left this round of torch's rendezvous.
+        signer = self._client.signer
+        refused = signer.refused if isinstance(signer, SecretAgreement) else set()
+        for seat in self._seats:
+            self._hand_out(self._client, seat, failure_text(error, is_again=seat not in refused))
 
     def fail(self, error: JoinFailedError, client: StoreClient | None = None) -> None:
         """Publish to those who have come that no host gets an assignment, and wait a moment until they have read it."""

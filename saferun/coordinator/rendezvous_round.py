@@ -32,6 +32,7 @@ class JoinFailedError(Exception):
     ``is_usage``: the hosts were started in a way that cannot work, and so will be the next time.
     ``is_needless``: the job goes on, or has ended, without this host. ``end``: a user has ended the job.
     ``is_incomplete``: the start timeout is over, and hosts, or processes of this one, are missing.
+    ``is_again``: a newcomer to a running job cannot take part, and all others meet again without it.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class JoinFailedError(Exception):
         is_usage: bool = False,
         is_needless: bool = False,
         is_incomplete: bool = False,
+        is_again: bool = False,
         end: EndNote | None = None,
     ) -> None:
         super().__init__(what)
@@ -52,6 +54,7 @@ class JoinFailedError(Exception):
         self.is_usage = is_usage
         self.is_needless = is_needless
         self.is_incomplete = is_incomplete
+        self.is_again = is_again
         self.end = end
 
 

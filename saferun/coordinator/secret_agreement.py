@@ -69,6 +69,7 @@ class SecretAgreement(Signer):
         self.why = ""  # what is shared by no means, or not with all
         self.way = ""  # by which it is shared
         self.is_agreed = False
+        self.refused: set[int] = set()  # on the first host: who did not take what each host has to take
         self._sharing = sharing
         self._run_id = run_id
         self._name = name
@@ -159,6 +160,7 @@ class SecretAgreement(Signer):
             more = f" and {len(without) - 4} more" if len(without) > 4 else ""  # noqa: PLR2004
             self.why = f"{', '.join(without[:4])}{more} did not take the secret"
         if self._is_required and not self.is_agreed:
+            self.refused = {host for host in names if not self._has.get(f"{prefix}host/{host}")}
             raise _refusal(f"the hosts share no secret, as {self.why}")
 
     @property

@@ -7,8 +7,9 @@ from typing import Any
 
 from saferun.cluster.join_messages import Replacement
 from saferun.coordinator.assignments import HostRecord, name_of
+from saferun.coordinator.failure_messages import failure_text
 from saferun.coordinator.members import Members
-from saferun.coordinator.record_collection import RecordCollection, failure_text
+from saferun.coordinator.record_collection import RecordCollection
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
 from saferun.coordinator.store_client import StoreClient
 

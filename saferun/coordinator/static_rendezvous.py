@@ -21,6 +21,7 @@ from saferun.coordinator.assignment_wait import BegunWithout, MissedError, await
 from saferun.coordinator.control_finder import CONTROL_KEY, NO_CONTROL_S, ControlFinder
 from saferun.coordinator.control_search import JOB_KEY
 from saferun.coordinator.dial import shown
+from saferun.coordinator.failure_messages import publish_failure
 from saferun.coordinator.leader_address import (
     ASK_KEY,
     LeaderAddress,
@@ -35,7 +36,6 @@ from saferun.coordinator.record_collection import (
     attempt_prefix,
     forget_round,
     left_error,
-    publish_failure,
     withdraw,
     withdraw_alone,
 )

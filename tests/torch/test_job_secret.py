@@ -117,6 +117,69 @@ def test_hosts_with_different_secrets_say_so_on_both(
             assert lines[-1].startswith("hint: pass the same secret on all hosts"), lines
 
 
+@pytest.mark.parametrize(
+    ("running", "newcomer", "leads", "words"),
+    [
+        pytest.param("secret", "", False, "has a job secret, and "),
+        pytest.param("", "secret", False, "has a job secret, and ", marks=pytest.mark.slow),
+        pytest.param("secret", "other", True, "have different job secrets", marks=pytest.mark.slow),
+        pytest.param("secret", "", True, "has a job secret, and ", marks=pytest.mark.slow),
+        pytest.param("", "secret", True, "has a job secret, and ", marks=pytest.mark.slow),
+        pytest.param("off", "required", False, "the hosts share no secret", marks=pytest.mark.slow),
+        pytest.param("off", "required", True, "the hosts share no secret", marks=pytest.mark.slow),
+        pytest.param("required", "off", False, "the hosts share no secret", marks=pytest.mark.slow),
+    ],
+)
+def test_a_running_elastic_job_goes_on_without_a_newcomer_that_has_another_secret(
+    tmp_path: Path, running: str, newcomer: str, words: str, *, leads: bool
+) -> None:
+    """It was started in a wrong way, and the job was not; under torchrun there is nothing to be wrong about."""
+    signing = {"": (), "off": ("--sign-messages", "off"), "required": ("--sign-messages", "required")}
+    given = {
+        **signing,
+        "secret": ("--secret-file", secret_in(tmp_path)),
+        "other": ("--secret-file", secret_in(tmp_path, "other", b"another secret of some length\n")),
+    }
+    program = "from rank import *\ntell('one of ' + os.environ['WORLD_SIZE'])\nawait_release('end')"
+    endpoint = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{own_port()}", "--rdzv-id", "job7")
+    options = (*endpoint, "--rdzv-conf", "last_call_timeout=1", "--nnodes", "1:2")
+    # torch orders hosts by their addresses.
+    first_address, second_address = ("127.0.0.2", "127.0.0.1") if leads else ("127.0.0.1", "127.0.0.2")
+    own = (*options, *given[running], "--local-addr", first_address)
+    with hosts(tmp_path / "first", program, *own, count=1, place=False) as (first,):
+        first.hear("one of 1")
+        own = (*options, *given[newcomer], "--local-addr", second_address)
+        with hosts(tmp_path / "second", program, *own, count=1, place=False) as (second,):
+            assert second.wait() == 2
+            lines = second.err.splitlines()
+            assert any(words in line for line in lines), lines
+            assert lines[-1].startswith("hint: "), lines
+        first.hear("one of 1")
+        first.release("end")
+        assert first.wait() == 0
+
+
+@pytest.mark.slow
+def test_a_running_elastic_job_takes_in_one_newcomer_and_goes_on_without_another(tmp_path: Path) -> None:
+    """The one that was started rightly does not end with the other, though torch takes in both at once."""
+    program = "from rank import *\ntell('one of ' + os.environ['WORLD_SIZE'])\nawait_release('end')"
+    endpoint = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{own_port()}", "--rdzv-id", "job7")
+    options = (*endpoint, "--rdzv-conf", "last_call_timeout=3", "--nnodes", "1:4")
+    secret = (*options, "--secret-file", secret_in(tmp_path))
+    with hosts(tmp_path / "first", program, *secret, count=2, place=False) as running_hosts:
+        for job in running_hosts:
+            job.hear("one of 2")
+        with (
+            hosts(tmp_path / "wrong", program, *options, count=1, place=False) as (wrong,),
+            hosts(tmp_path / "right", program, *secret, count=1, place=False) as (right,),
+        ):
+            assert wrong.wait() == 2
+            for job in (*running_hosts, right):
+                job.hear("one of 3")
+                job.release("end")
+            assert [job.wait() for job in (*running_hosts, right)] == [0, 0, 0]
+
+
 @pytest.mark.slow
 def test_a_host_that_cannot_read_its_secret_says_so_and_may_come_again(tmp_path: Path) -> None:
     """Before anything is started there; the other one waits for it as for any host that is late."""

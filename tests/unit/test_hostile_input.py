@@ -49,10 +49,10 @@ from saferun.coordinator.assignments import (
     encode_assignment,
 )
 from saferun.coordinator.assignments import encode_record as record_text
+from saferun.coordinator.failure_messages import read_failure
 from saferun.coordinator.heartbeats import read_state
 from saferun.coordinator.job_log import JobLog
 from saferun.coordinator.leader_address import read_address
-from saferun.coordinator.record_collection import read_failure
 from saferun.coordinator.secrecy import decode_note, encode_note
 from saferun.coordinator.tasks import TaskConnection
 from saferun.env.profiles.validation import profile_from_node

@@ -13,14 +13,13 @@ from saferun.cluster.join_messages import EndNote, JoinRequest
 from saferun.coordinator import assignment_wait, record_collection
 from saferun.coordinator.assignment_wait import BegunWithout, MissedError, await_assignment
 from saferun.coordinator.assignments import HostRecord, TaskRecord, encode_record
+from saferun.coordinator.failure_messages import failure_text, read_failure
 from saferun.coordinator.liveness_probe import SilenceReason
 from saferun.coordinator.record_collection import (
     RecordCollection,
-    failure_text,
     forget_round,
     is_gone,
     missing_error,
-    read_failure,
     withdraw_alone,
 )
 from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, RendezvousRound
@@ -341,3 +340,20 @@ def test_of_an_earlier_rendezvous_only_what_tells_late_hosts_stays() -> None:
         store.write(key, "x")
     forget_round(store.client(), "r1/", 3)
     assert set(store.values) == {"r1/open", "r1/done", "r2/host/1"}
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_job_that_has_run_meets_again_where_a_newcomer_cannot_take_part(*, goes_on: bool) -> None:
+    """Another newcomer, which can, does not end either; where no job has run yet, it begins for nobody."""
+    store = Store()
+    store.put("r0/host/2", encode_record(OWN._replace(name="node3")))
+    store.put("r0/read", "9")
+    error = JoinFailedError("node2 has no secret", "pass one", is_usage=True)
+    store.put("r0/fail", failure_text(error))
+    collection = RecordCollection(Client(store), "r0/", 3, can_probe=False, goes_on=goes_on)  # type: ignore[arg-type]
+    rdzv = RendezvousRound(fit(JoinRequest, {**MEETING, "timeout_s": 60}))
+    with pytest.raises(JoinFailedError, match="node2 has no secret"):
+        collection.collect(rdzv, OWN._replace(name="node1"))
+    for seat in (1, 2):
+        read = read_failure(store.keys.get(f"r0/assignment/{seat}"))
+        assert (read is not None and read.is_again) is goes_on

@@ -15,9 +15,10 @@ from saferun.cluster.signed import Signer
 from saferun.coordinator.assignment_wait import await_assignment
 from saferun.coordinator.assignments import HostRecord, TaskRecord, encode_record
 from saferun.coordinator.evidence_chunks import ChunkReader
+from saferun.coordinator.failure_messages import publish_failure
 from saferun.coordinator.heartbeats import CHANGE, HeartbeatMonitor, Heartbeats
 from saferun.coordinator.job_log import JobLog
-from saferun.coordinator.record_collection import MovedError, RecordCollection, publish_failure
+from saferun.coordinator.record_collection import MovedError, RecordCollection
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
 from saferun.coordinator.secrecy import (
     NO_SECRET,

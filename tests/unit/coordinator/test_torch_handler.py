@@ -197,8 +197,9 @@ def test_a_host_that_dies_as_torchs_rendezvous_completes_is_not_waited_for_until
     rdzv = RendezvousRound(fit(JoinRequest, request))
     assert rdzv.add(0, rdzv.request)
     monkeypatch.setattr(rendezvous, "_handler", SimpleNamespace(next_rendezvous=lambda: (object(), 0, hosts)))
-    monkeypatch.setattr(rendezvous, "_lead", lambda rdzv, *_: rdzv.remaining_s)
-    assert rendezvous.meet(rdzv) == most_s
+    monkeypatch.setattr(rendezvous, "_lead", lambda rdzv, *_, **__: rdzv.remaining_s)
+    remaining_s: Any = rendezvous.meet(rdzv)
+    assert remaining_s == most_s
     assert rdzv.answer_s == (None if backend == "mine" else most_s)
     says = f"came to the rendezvous and then did not answer for {most_s:.0f} s"
     says = says if backend != "mine" else "did not come within 900 s"
@@ -212,3 +213,42 @@ def test_a_limit_gives_no_time_that_is_not_left(monkeypatch: pytest.MonkeyPatch)
     rdzv = RendezvousRound(fit(JoinRequest, {**JOIN, "timeout_s": 60.0}))
     rdzv.limit(180.0)
     assert rdzv.remaining_s == rdzv.answer_s == 60.0
+
+
+@pytest.mark.parametrize(
+    ("attempt", "elastic", "error", "times"),
+    [
+        (1, True, {"is_usage": True}, 4),
+        (0, True, {"is_usage": True}, 1),
+        (1, False, {"is_usage": True}, 1),
+        (1, True, {}, 1),
+        (0, True, {"is_usage": True, "is_again": True}, 4),
+    ],
+    ids=["a running job", "no job has run", "all hosts are needed", "nobody was started wrongly", "the leader says so"],
+)
+def test_a_running_elastic_job_does_not_end_for_a_newcomer_that_was_started_wrongly(
+    monkeypatch: pytest.MonkeyPatch,
+    rendezvous: HandlerRendezvous,
+    attempt: int,
+    error: dict[str, Any],
+    times: int,
+    *,
+    elastic: bool,
+) -> None:
+    """The hosts meet again without it, three times at most."""
+    record = {"nproc": 1, "role": "default", "pid": 7, "addresses": [], "port": 0, "files": ""}
+    request = {**JOIN, "least": 1, "elastic": elastic, "attempt": attempt, "record": record}
+    rdzv = RendezvousRound(fit(JoinRequest, request))
+    assert rdzv.add(0, rdzv.request)
+    meetings: list[bool] = []
+
+    def fail(*_: object, goes_on: bool) -> None:
+        meetings.append(goes_on)
+        raise JoinFailedError("node2 has no secret", "pass one", **error)
+
+    monkeypatch.setattr(rendezvous, "_handler", SimpleNamespace(next_rendezvous=lambda: (object(), 0, 2)))
+    monkeypatch.setattr(rendezvous, "_lead", fail)
+    with pytest.raises(JoinFailedError, match="node2 has no secret"):
+        rendezvous.meet(rdzv)
+    goes_on = attempt > 0 and elastic
+    assert meetings == [goes_on, goes_on, goes_on, False][:times]
