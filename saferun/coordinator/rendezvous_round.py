@@ -136,9 +136,8 @@ class RendezvousRound:
         self.task_count = min(_MOST_TASKS, max(1, first.tasks))
         self.began_at = time.monotonic()
         self._give_up_at = self.began_at + first.timeout_s
-        self.answer_s: float | None = (
-            None  # for how long hosts are waited for that are known to have come; None: unknown
-        )
+        # For how long hosts are waited for that are known to have come; None: not known.
+        self.answer_s: float | None = None
         self.is_over = False
         self.secrecy = NO_SECRET
         # What signs the messages of the job with this number where no secret was named; None: nothing does.
