@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from saferun.linux.streams import RankPipes
 
 READ_BYTES = 64 << 10
-# What a pipe holds at first (pipe(7)).
-_PIPE_BYTES = 64 << 10
 # After so many reads in a row that filled half of the buffer, a rank writes faster than it is read. Writes that are no
 # multiple of a page leave gaps in a full pipe: such a read may have emptied it.
 _LOUD_READS = 4
@@ -120,7 +118,7 @@ class RankStream:
         self._kept = 0
         self._size = READ_BYTES
         self._pipes = pipes
-        self._pipe_bytes = _PIPE_BYTES
+        self._pipe_bytes = pipes.size_of(fd) if pipes is not None else READ_BYTES
         self._full_reads = 0
         self.on_chunk: Callable[[bytes], None] | None = None
         self.is_log = False
@@ -184,7 +182,7 @@ class RankStream:
 
     def _size_next(self, size: int) -> None:
         """Decide how much is read next, after a chunk of this size in bytes."""
-        if size >= self._size // 2:
+        if size >= min(self._size, self._pipe_bytes) // 2:
             self._full_reads += 1
             if self._full_reads >= _LOUD_READS and self._pipes is not None:
                 self._enlarge_pipe(self._pipes)

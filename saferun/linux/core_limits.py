@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Sequence
 
 from saferun.errors import suppress
@@ -13,7 +14,7 @@ from saferun.linux.core_pattern import CorePattern, file_in_place, read_core_pat
 from saferun.linux.file_systems import kind_of
 from saferun.linux.memory_file import shared_memory_file
 from saferun.linux.prctl import allow_ptrace_by
-from saferun.linux.procfs import descendants_of, read_environ_entry
+from saferun.linux.procfs import children_of, descendants_of, read_environ_entry
 from saferun.model import Value
 
 _FILTER = "/proc/self/coredump_filter"
@@ -26,6 +27,7 @@ _NOTES_BYTES = 1 << 16
 
 # A process may fork before its turn comes.
 _LOWERED_AT_MOST = 4
+_SEARCH_S = 0.2
 
 # How much of a disk is always left free: checkpoints go there too.
 _RESERVE_BYTES, _RESERVE_SHARE = 1 << 30, 0.05
@@ -117,11 +119,21 @@ def lower_limits(owner_pid: int, notes_fd: int, run_entry: str) -> None:
 
 
 def lower_limits_of(pids: Sequence[int]) -> None:
-    """Have processes and their descendants leave no core when a signal ends them. No memory of theirs is read."""
-    for _ in range(_LOWERED_AT_MOST):
-        found = [one for pid in pids for one in (pid, *descendants_of(pid))]
-        if not [pid for pid in found if _lower_limit(pid)]:
-            break
+    """Have processes and their descendants leave no core when a signal ends them. No memory of theirs is read.
+
+    The signal waits for it: descendants that are not found within ``_SEARCH_S`` keep their limits.
+    """
+    # Before its children are listed: those that it forks later inherit the lower limit.
+    for pid in pids:
+        _lower_limit(pid)
+    waiting, found = list(pids), set(pids)
+    give_up_at = time.monotonic() + _SEARCH_S
+    while waiting and time.monotonic() < give_up_at:
+        new = [child for child in children_of(waiting.pop()) if child not in found]
+        for child in new:
+            _lower_limit(child)
+        waiting += new
+        found.update(new)
 
 
 def _lower_limit(pid: int) -> bool:

@@ -129,7 +129,7 @@ def descendants_of(pid: int, leave_out: frozenset[int] = frozenset()) -> list[in
 
     The children of one that is ending do: they are its own until its last thread has ended.
     """
-    found: list[int] = []
+    found: dict[int, None] = {}
     waiting = [pid]
     while waiting:
         for child in children_of(waiting.pop()):
@@ -140,8 +140,8 @@ def descendants_of(pid: int, leave_out: frozenset[int] = frozenset()) -> list[in
                 continue
             waiting.append(child)
             if stat.state not in "ZX":
-                found.append(child)
-    return found
+                found[child] = None
+    return list(found)
 
 
 def thread_ids(pid: int) -> list[int]:

@@ -19,7 +19,7 @@ _USUAL_LIMIT_BYTES = 64 << 20
 _OPENED_SHARE, _GROWTH_SHARE = 4, 8
 _MOST_GROWTH_BYTES = 8 << 20
 _GROWTH_FACTOR = 4
-_SMALLEST_PIPE_BYTES = 16 << 10
+_SMALLEST_PIPE_BYTES, _USUAL_PIPE_BYTES = 16 << 10, 64 << 10
 
 
 class RankPipes:
@@ -48,6 +48,13 @@ class RankPipes:
             if fcntl.fcntl(write_end, _F_GETPIPE_SZ) > self._most_at_first:
                 fcntl.fcntl(write_end, _F_SETPIPE_SZ, self._most_at_first)
         return read_end, write_end
+
+    def size_of(self, fd: int) -> int:
+        """How many bytes a stream holds; of a pseudo-terminal, what a pipe usually does."""
+        try:
+            return fcntl.fcntl(fd, _F_GETPIPE_SZ)
+        except OSError:
+            return _USUAL_PIPE_BYTES
 
     def enlarge(self, fd: int) -> int:
         """Give a loud rank a larger pipe, as far as there is room: fewer wake-ups, and it can write while it is read.

@@ -18,11 +18,11 @@ USUAL = 64 << 10
 class Rank:
     """Writes to its stream."""
 
-    def __init__(self, pipes: RankPipes | None = None) -> None:
+    def __init__(self, pipes: RankPipes | None = None, pipe_bytes: int = USUAL) -> None:
         read_end, self._write_end = os.pipe()
         os.set_blocking(read_end, False)
         os.set_blocking(self._write_end, False)
-        fcntl.fcntl(read_end, streams._F_SETPIPE_SZ, USUAL)
+        fcntl.fcntl(read_end, streams._F_SETPIPE_SZ, pipe_bytes)
         self.stream = RankStream(read_end, 0, is_stderr=False, files=(), console=None, line_filter=None, pipes=pipes)
 
     @property
@@ -66,6 +66,31 @@ def test_a_rank_that_fills_its_pipe_again_and_again_gets_a_larger_one(rank: Rank
     assert rank.pipe_bytes == 1 << 20
     read += rank.read_all()
     assert read == written
+
+
+@pytest.mark.parametrize("pipe_bytes", [16 << 10, 32 << 10])
+@pytest.mark.parametrize("at_once", [100, 2100, 4097])
+def test_a_pipe_that_began_small_becomes_larger_too(pipe_bytes: int, at_once: int) -> None:
+    """The streams of very many ranks begin so."""
+    rank = Rank(RankPipes(4), pipe_bytes)
+    for _ in range(20):
+        rank.fill(at_once)
+        rank.stream.read(0.0)
+    assert rank.pipe_bytes >= 512 << 10
+    rank.close()
+
+
+def test_a_pseudo_terminal_is_no_pipe() -> None:
+    """It keeps its size, and is asked once."""
+    pipes = RankPipes(4)
+    ours, theirs = os.openpty()
+    stream = RankStream(ours, 0, is_stderr=False, files=(), console=None, line_filter=None, pipes=pipes)
+    assert pipes.size_of(ours) == USUAL
+    for _ in range(10):
+        os.write(theirs, b"x" * 4000)
+        assert stream.read(0.0) > 0
+    os.close(theirs)
+    stream.close()
 
 
 def test_a_rank_that_fills_its_pipe_now_and_then_keeps_it(rank: Rank) -> None:
