@@ -36,6 +36,10 @@ await_release("end")
 """
 
 
+# A rank keeps the screen for a moment after its prompt: for its answer, which takes longer on a loaded machine.
+PATIENT = in_saferun("import saferun.launch.rank_terminals as part; part._SCREEN_S = 10.0")
+
+
 def prompts(terminal: Terminal, count: int = 1) -> None:
     """Wait until the debugger has asked so many times."""
     until(lambda: terminal.text.count(PROMPT) >= count, f"{count} prompts")
@@ -54,7 +58,8 @@ def asks(terminal: Terminal, count: int = 1) -> None:
 
 def test_the_rank_that_asks_has_the_keyboard_and_line_editing(tmp_path: Path) -> None:
     """The prompt begins its row, and the arrow keys bring back what was typed before, as in plain Python."""
-    with on_terminal(tmp_path, ONE_ASKS, nproc=3) as (job, terminal):
+    environ = customized(tmp_path, PATIENT)
+    with on_terminal(tmp_path, ONE_ASKS, nproc=3, environ=environ) as (job, terminal):
         asks(terminal)
         terminal.type(b"p secret + 1000\r")
         until(lambda: "\n1041\r\n" in terminal.text, "the debugger answers")
@@ -71,7 +76,8 @@ def test_the_rank_that_asks_has_the_keyboard_and_line_editing(tmp_path: Path) ->
 
 
 def test_what_other_ranks_print_waits_for_the_one_that_asks(tmp_path: Path) -> None:
-    with on_terminal(tmp_path, ONE_ASKS, nproc=3) as (job, terminal):
+    environ = customized(tmp_path, PATIENT)
+    with on_terminal(tmp_path, ONE_ASKS, nproc=3, environ=environ) as (job, terminal):
         asks(terminal)
         job.release("print")
         job.hear("printed", 2)
