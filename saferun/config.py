@@ -383,6 +383,21 @@ class LaunchConfig(Value):
         may_restart = restarts < self.max_restarts or (is_count_unknown and self.max_restarts > 0)
         return not may_restart and not spares
 
+    def patience_after_s(self, restarts: int = 0, spares: Sequence[str] = (), *, leads: bool = True) -> float:
+        """How long after the beginning of an attempt such a host is waited for, in seconds; infinite: it never is.
+
+        A start that failed may be tried again whatever ``--max-restarts`` says, in an elastic job with fewer hosts.
+
+        Args:
+            restarts: as of ``waits_for_silent_hosts``, like the others.
+            spares: see there.
+            leads: see there.
+        """
+        if not self.waits_for_silent_hosts(restarts, spares, leads=leads):
+            return float("inf")
+        is_elastic = self.hosts.least != self.hosts.most
+        return self.retry.start_window_s if is_elastic and self.retry.start_retries else 0.0
+
     @property
     def checks_here(self) -> bool:
         """Whether there are preflight checks, and this process is the one of its host that makes them."""

@@ -322,7 +322,7 @@ class Job(JobSender):
             addresses=addresses[:_MOST_ROUTES],
             local_ranks={rank_assignment.rank: rank_assignment.local_rank for rank_assignment in placement.ranks},
             is_head=self.is_head,
-            is_patient=self._config.waits_for_silent_hosts(joined.restarts, assignment.spares, leads=self.leads),
+            patience_after_s=self._config.patience_after_s(joined.restarts, assignment.spares, leads=self.leads),
         )
         self._begin(attempt)
         self.joined_attempt = assignment.number

@@ -130,7 +130,7 @@ class JobAttempt:
         addresses: of other hosts, to look up the interfaces that lead there.
         local_ranks: the local rank of each rank of this process.
         is_head: whether this process prints messages; others of the host do not.
-        is_patient: as of ``SilentHosts``.
+        patience_after_s: as of ``SilentHosts``; a spare has no ranks that show how long the others stand still.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class JobAttempt:
         addresses: Sequence[str] = (),
         local_ranks: Mapping[int, int] | None = None,
         is_head: bool = False,
-        is_patient: bool = False,
+        patience_after_s: float = float("inf"),
     ) -> None:
         self.context = context
         self._sender = context.sender
@@ -170,8 +170,7 @@ class JobAttempt:
             context.poller,
             probe_after_s=context.config.hosts.probe_after_s,
             hang_timeout_s=context.config.watch.hang_timeout_s,
-            # A spare has no ranks that could show how long the others have stood still.
-            is_patient=is_patient and bool(local_ranks),
+            patience_after_s=patience_after_s if local_ranks else float("inf"),
             label=label,
             leader=leader,
             addresses=addresses,

@@ -53,7 +53,7 @@ class SilentHosts:
         poller: the loop's.
         probe_after_s: for how long a host may be silent before it is probed.
         hang_timeout_s: for how long nothing may move; 0: that is not checked.
-        is_patient: whether a silent host is waited for as long, although the ranks stand still.
+        patience_after_s: from when on a silent host is waited for as long, although the ranks stand still.
         label: this host's name.
         leader: the leader's name.
         addresses: of other hosts, in numbers.
@@ -77,7 +77,7 @@ class SilentHosts:
         *,
         probe_after_s: float,
         hang_timeout_s: float,
-        is_patient: bool,
+        patience_after_s: float,
         label: str,
         leader: str,
         addresses: Iterable[str],
@@ -95,9 +95,8 @@ class SilentHosts:
     ) -> None:
         self._probe_after_s = probe_after_s
         self._hang_timeout_s = hang_timeout_s
-        self._judge_one = partial(
-            judge, silence_limit_s=probe_after_s, hang_timeout_s=hang_timeout_s, is_patient=is_patient
-        )
+        self._judge_one = partial(judge, silence_limit_s=probe_after_s, hang_timeout_s=hang_timeout_s)
+        self._patient_from = time.monotonic() + patience_after_s
         self._ranks = ranks
         self._print_line = print_line
         self._on_lost = on_lost
@@ -228,17 +227,18 @@ class SilentHosts:
         if self._is_done(silent.host):
             return GO_ON  # its ranks have ended well, so that no host waits for it
         ended = self._has_ended()
+        judge_one = partial(self._judge_one, silent, is_patient=now >= self._patient_from)
         if self._others is not None:
-            verdict = self._judge_one(silent, own)
+            verdict = judge_one(own)
             if verdict == GO_ON and not (ended and silent.goes_on):
                 return verdict
             both = together(own, self._others.since(now))
-            verdict = self._judge_one(silent, both)
+            verdict = judge_one(both)
             if verdict != LOST or not ended or self._ask_others():
                 return verdict
             # The ranks of this host ended before, and those of the others have ended since.
             self._others = None
-        return self._judge_one(silent, own._replace(ended=ended))
+        return judge_one(own._replace(ended=ended))
 
     def _hear_again(self, host: int, now: float) -> None:
         silent = self._silent.pop(host, None)

@@ -212,6 +212,16 @@ def test_a_silent_host_is_waited_for_where_no_spare_can_take_its_place(
     assert waits == [leader_waits, others_wait]
 
 
+def test_in_an_elastic_job_a_silent_host_is_not_waited_for_while_the_start_may_be_tried_again() -> None:
+    """Without that host, and without a restart. A static job needs it for that, too."""
+    elastic = ("--nnodes", "2:4", *C10D)
+    assert config_of(*elastic).patience_after_s() == 120.0
+    assert config_of(*elastic, "--start-window", "30").patience_after_s() == 30.0
+    assert config_of(*elastic, "--start-retries", "0").patience_after_s() == 0.0
+    assert config_of("--nnodes", "2").patience_after_s() == 0.0
+    assert config_of(*elastic, "--max-restarts", "1").patience_after_s() == float("inf")
+
+
 def test_a_silent_host_is_waited_for_once_all_restarts_are_used_up() -> None:
     config = config_of("--nnodes", "2", "--max-restarts", "2")
     assert [config.waits_for_silent_hosts(restarts) for restarts in range(4)] == [False, False, True, True]

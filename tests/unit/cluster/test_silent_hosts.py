@@ -42,7 +42,12 @@ class World:
     """One host's view."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, *, leads: bool, is_patient: bool = False, hang_timeout_s: float = 0.0
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        leads: bool,
+        patience_after_s: float = float("inf"),
+        hang_timeout_s: float = 0.0,
     ) -> None:
         self.now = 1000.0
         self.others = False  # whether there are other hosts with ranks
@@ -63,7 +68,7 @@ class World:
             Poller(),
             probe_after_s=TIMEOUT_S,
             hang_timeout_s=hang_timeout_s,
-            is_patient=is_patient,
+            patience_after_s=patience_after_s,
             label="node3",
             leader="node1",
             addresses=["10.77.0.1", "10.78.0.1"],
@@ -134,7 +139,7 @@ def test_ranks_that_move_are_one_warning_and_hosts_that_are_silent_together_one_
 
 def test_a_host_that_may_come_back_is_waited_for_until_the_job_counts_as_hung(monkeypatch: pytest.MonkeyPatch) -> None:
     """One warning, and not a second one when the ranks have stood still for longer than a host may be silent."""
-    world = World(monkeypatch, leads=True, is_patient=True, hang_timeout_s=60.0)
+    world = World(monkeypatch, leads=True, patience_after_s=0.0, hang_timeout_s=60.0)
     world.hear("late")
     world.see(watched_s=5.0, still_s=5.0)
     world.miss(2)
@@ -149,8 +154,20 @@ def test_a_host_that_may_come_back_is_waited_for_until_the_job_counts_as_hung(mo
     assert world.lost == [(2, "unreachable", "no address answers")]
 
 
+def test_who_is_silent_as_the_start_fails_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An elastic job tries it again without that host."""
+    world = World(monkeypatch, leads=True, patience_after_s=120.0, hang_timeout_s=300.0)
+    world.hear("late")
+    world.see(watched_s=12.0, still_s=12.0)
+    world.miss(2)
+    assert world.lost == [(2, "unreachable", "no address answers")]
+    world.now += 120.0
+    world.miss(1)
+    assert world.lost[1:] == []
+
+
 def test_without_a_hang_timeout_it_is_waited_for_as_long_as_the_ranks_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, leads=True, is_patient=True)
+    world = World(monkeypatch, leads=True, patience_after_s=0.0)
     world.hear("late")
     world.see(watched_s=5.0, still_s=5.0)
     world.miss(2, "frozen")
@@ -161,7 +178,7 @@ def test_without_a_hang_timeout_it_is_waited_for_as_long_as_the_ranks_wait(monke
 
 
 def test_a_host_whose_saferun_is_gone_is_lost_at_once_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, leads=True, is_patient=True, hang_timeout_s=60.0)
+    world = World(monkeypatch, leads=True, patience_after_s=0.0, hang_timeout_s=60.0)
     world.hear("late")
     world.miss(2, "gone")
     assert world.lost == [(2, "gone", "no address answers")]
