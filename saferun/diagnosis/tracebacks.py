@@ -30,9 +30,11 @@ _RANK = LazyPattern(r"[\s\0]{0,8}\[(?:default)?\d{0,6}:?rank(\d{1,6})\]:? ?")
 # Loguru marks the frame in which it was asked to print the exception.
 _FRAME = LazyPattern(r'\s*(?:> )?File "([^"]{1,600})", line (\d{1,9})(?:,? in (.{0,300}))?$')
 _BINARY = LazyPattern(r'\s*Binary file "([^"]{1,600})"(?:, at ([^ \[]{1,300}))?')
-# TensorFlow's graphs put a remark behind the name, Ray the name of the exception in the other process.
+# TensorFlow's graphs put a remark behind the name, Ray the name of the exception in the other process. Python names the
+# functions that a class is defined in.
 EXCEPTION = LazyPattern(
-    r"(?s)([A-Za-z_][\w.]{0,200})(?: \(see above for traceback\)|\([\w.]{1,100}\))?(?::(?: (.*))?)?$"
+    r"(?s)([A-Za-z_][\w.]{0,200}(?:\.<locals>\.[\w.]{1,200}){0,4})"
+    r"(?: \(see above for traceback\)|\([\w.]{1,100}\))?(?::(?: (.*))?)?$"
 )
 _LINKS = {DIRECT: "direct", CONTEXT: "context"}
 _NESTED = ("-- Process ",)

@@ -128,7 +128,7 @@ def service_error(failure: Failure) -> Cause | None:
     """A service outside the job refused a request, or did not answer."""
     error = failure.error
     found = first_line(_MESSAGE, failure.messages)
-    if found is None and error is not None and _is_service(error.last.exception, error.last.message[0]):
+    if found is None and error is not None and _is_service(error.last.exception, (error.last.message or ("",))[0]):
         return _cause(failure, error.last.message[0], "")
     found = found or _printed_last(failure)
     return _cause(failure, found[0], next(filter(None, found[1].groups()), "")) if found is not None else None

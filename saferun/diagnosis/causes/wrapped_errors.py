@@ -87,20 +87,24 @@ def exception_cause(failure: Failure, class_name: str, advice: str) -> Cause:
     location = shortened(location_text(frame)) if frame is not None else ""
     is_wrapped = only_wraps(innermost.message)
     if not _tells_of(origin, (message, *innermost.message)):
-        text = shortened(headline_of(origin.message or (origin.exception,)).text, _LONGEST_ORIGIN)
+        text = shortened(headline_of(origin.message).text, _LONGEST_ORIGIN)
         at = f" at {location}" if location not in {"", failure.location} and not is_wrapped else ""
         message += f" (raised from {text}{at})"
     return cause(failure, class_name, message, advice, proof=line, location=location if is_wrapped else "")
 
 
 def origin_of(error: PythonError) -> Block | None:
-    """The exception that the last one was raised from (``raise X from e``), less those that only wrap another one."""
+    """The exception that the last one was raised from (``raise X from e``), less those that only wrap another one.
+
+    None also where it is not known: other lines were printed into its traceback.
+    """
     index = len(error.blocks) - 1
     while index and error.blocks[index].link == "direct":
         index -= 1
         if not only_wraps(error.blocks[index].message):
             break
-    return error.blocks[index] if index < len(error.blocks) - 1 else None
+    origin = error.blocks[index]
+    return origin if index < len(error.blocks) - 1 and origin.message else None
 
 
 def only_wraps(message: Sequence[str]) -> bool:
@@ -111,7 +115,7 @@ def only_wraps(message: Sequence[str]) -> bool:
 def _tells_of(origin: Block, lines: Sequence[str]) -> bool:
     """Whether these lines have the words of that exception."""
     name = origin.exception.rpartition(".")[2]
-    text = (origin.message or ("",))[0].partition(": ")[2][:_COMPARED]
+    text = origin.message[0].partition(": ")[2][:_COMPARED]
     # Shorter ones may be a key, which gives no reason without its name.
     return any(f"{name}(" in line or (len(text) >= _FEWEST and text in line) for line in lines)
 

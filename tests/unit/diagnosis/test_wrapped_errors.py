@@ -238,6 +238,29 @@ def test_of_exceptions_that_wrap_each_other_the_one_with_a_reason_is_named() -> 
     )
 
 
+@pytest.mark.parametrize("message", [TARGET, GENERATING, "RuntimeError: no optimizer"])
+def test_an_origin_whose_traceback_is_cut_by_other_lines_is_not_known(message: str) -> None:
+    """A process may print into another one's traceback; what is known of the last exception is shown all the same."""
+    found = raised_from(("step 5 of 7", "KeyError: 'lr'"), message)
+    assert (found.class_name, found.message) == ("python_exception", message)
+    assert found.location == "train.py:52 in step"
+
+
+def test_an_error_of_a_child_below_a_traceback_that_is_cut_is_judged_all_the_same() -> None:
+    child = ("-- Process 0 terminated with the following error:", HEAD, DATA, "KeyError: 'lr'")
+    assert found_in("step 5 of 7", *child).message == "KeyError: 'lr'"
+
+
+def test_a_class_that_is_defined_in_a_function_is_named_as_any_other() -> None:
+    local = "models.make.<locals>.inner.<locals>.LayerError: no width"
+    assert raised_from((local,), "RuntimeError: no net").message.startswith(
+        f"RuntimeError: no net (raised from {local}"
+    )
+    assert raised_from((local,), TARGET).message == f"{TARGET} (raised from {local})"
+    assert found_in(local).message == local
+    assert found_in("main.<locals>.StopTraining").message == "main.<locals>.StopTraining"
+
+
 # ----------------------------------------------------------------------------------------------------------- assertions
 
 
