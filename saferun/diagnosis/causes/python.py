@@ -7,6 +7,7 @@ from saferun.diagnosis.causes.hints import COMPILING, OF_TORCH_COMPILE, VERSIONS
 from saferun.diagnosis.causes.texts import first_line
 from saferun.diagnosis.causes.wrapped_errors import exception_cause, headline_of, only_wraps, origin_of
 from saferun.diagnosis.lazy_patterns import LazyPattern
+from saferun.diagnosis.message_end import announces_lines
 from saferun.diagnosis.progress_bars import is_bar
 from saferun.diagnosis.tracebacks import SYNTAX_ERRORS, PythonError
 from saferun.evidence.diagnosis_values import Cause
@@ -193,7 +194,10 @@ def assertion_error(failure: Failure) -> Cause | None:
     error = failure.error
     if error is None or error.innermost.exception != "AssertionError":
         return None
-    advice = hint_for(error.innermost.message[:_LINES_OF_HINTS]) or "look at what the assertion at that line checks"
+    message = error.innermost.message
+    # What follows the first line may be the program's own output.
+    is_whole = error.is_uncaught or any(map(announces_lines, message[:1]))
+    advice = hint_for(message[: _LINES_OF_HINTS if is_whole else 1]) or "look at what the assertion at that line checks"
     return exception_cause(failure, "assertion_error", advice)
 
 

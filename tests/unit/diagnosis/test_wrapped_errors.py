@@ -279,3 +279,12 @@ def test_an_assertion_whose_words_are_known_has_the_advice_of_other_exceptions(m
     found = found_in(message)
     assert found.class_name == "assertion_error"
     assert words in found.advice
+
+
+def test_what_a_program_prints_below_an_assertion_gives_no_advice() -> None:
+    """Nothing marks the end of a message, unless its first line announces others or torch has marked all of them."""
+    last = "loss is NaN in grad"
+    lines = (HEAD, STEP, CALL, "AssertionError: bad", last)
+    assert "the assertion at that line" in found_in_lines(*lines).advice
+    assert "the training diverges" in found_in_lines(*(f"[rank0]: {line}" for line in lines)).advice
+    assert "the training diverges" in found_in("AssertionError: the step is bad:", last).advice
