@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from saferun.diagnosis.asides import ENDS_NOTHING, WHOSE, without_asides
 from saferun.diagnosis.boxed_tracebacks import BOX_END, find_boxed_error
+from saferun.diagnosis.causes.aborts_at_exit import LINES_AT_EXIT, NOISE, OF_SHUTDOWN, aborts_below
 from saferun.diagnosis.causes.going_on import is_progress, went_on
 from saferun.diagnosis.causes.native_calls import native_call
 from saferun.diagnosis.causes.reasons import is_of_its_own
@@ -15,10 +16,9 @@ from saferun.diagnosis.frames import UserCode, file_name, is_native, location_te
 from saferun.diagnosis.gpu_errors import GpuOwners
 from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.lazy_patterns import LazyPattern, first_match, is_found
-from saferun.diagnosis.log_levels import is_of_logger, is_of_module, warns
-from saferun.diagnosis.message_end import ABORTS
+from saferun.diagnosis.log_levels import warns
 from saferun.diagnosis.progress_bars import is_bar
-from saferun.diagnosis.recorded_exception import RecordedException, recorded_exception
+from saferun.diagnosis.recorded_exception import recorded_exception
 from saferun.diagnosis.tracebacks import (
     LONGEST_LINE,
     CppError,
@@ -41,15 +41,12 @@ CRASH_SIGNALS = frozenset(
 
 LAST_LINES = 40
 """What stands before them is not believed to have to do with the end."""
-LINES_AT_EXIT = 60
-"""What may come after the traceback that ends a program: what is printed at exit."""
 # What a script prints before it exits.
 _LINES_BEFORE_EXIT = 10
 LINES_AFTER_CAUGHT = 3
 """What a program prints when it has caught an exception and ends because of it."""
 # Python ends so where it could not write its last output: an error that it prints then is the reason.
 _NOT_FLUSHED = 120
-_FATAL = "Fatal Python error:"
 _SHELL_SIGNAL = 128
 _SHELL_SIGNALS = CRASH_SIGNALS | {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
 _LONGEST_PROOF = 400
@@ -59,17 +56,6 @@ _LINES_BELOW_A_BOX = 20
 # written; of one failure more than any real message has, but fewer where there are many.
 _CHARS_IN_ALL = 1_000_000
 _LEAST_CHARS, _MOST_CHARS = 2_000, 16_000
-# The lines with which torch ends its messages about GPUs.
-_OF_GPU_MESSAGES = LazyPattern(
-    r"(?:(?:CUDA|HIP) kernel errors might |For debugging consider passing |Compile with `TORCH_USE_|Search for `"
-    r"|Device-side assertion|Exception raised from )"
-)
-# What the destructors of torch's objects raise of a GPU whose driver was shut down, or of an allocator that is gone.
-_OF_SHUTDOWN = LazyPattern(
-    r"\bdriver shutting down\b|\binvalid device pointer\b|\bcontext is destroyed\b|\binvalid device context\b"
-    r"|cudaErrorCudartUnloading|hipErrorDeinitialized|CUDA_ERROR_DEINITIALIZED"
-)
-NOISE = LazyPattern(r"\s{0,8}(?:frame #\d|#\d{1,3} |Extension modules:|<omitting python|C\+\+ CapturedTraceback:)")
 _NCCL_ERROR = LazyPattern(r"\b(?:NCCL|RCCL) error\b|\b(?:nccl|rccl)\w{1,20}Error\b")
 _NCCL_WARNING = LazyPattern(r"\bNCCL WARN (.{1,500})")
 # A log's words for what is no failure, or none any more; the last of them is how Python shows a warning.
@@ -326,7 +312,8 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
     cpp_error = find_cpp_error(lines[-2 * LAST_LINES :]) if signum == signal.SIGABRT else None
     recorded = recorded_exception(output)
     error = find_python_error(lines, recorded)
-    if error is None and output is not None and not output.traceback:
+    if error is None and end.status.code == 1 and output is not None and not output.traceback:
+        # Other ends are no uncaught exception's: rich had drawn one that was caught.
         error = find_boxed_error(lines)
     clean = clean_lines(lines)
     earlier, line_after = None, ""
@@ -338,7 +325,7 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
         error is not None
         and not is_it
         and not _is_believed(
-            error, end, signum, fatal, is_last=signum in CRASH_SIGNALS and _aborts_below(error, clean, recorded)
+            error, end, signum, fatal, is_last=signum in CRASH_SIGNALS and aborts_below(error, clean, recorded)
         )
     ):
         error = find_python_error(lines, recorded._replace(is_known=True)) or error
@@ -365,7 +352,7 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
         earlier, line_after = (earlier, line_after) if error is None else (None, "")
     if error is None and output is not None and output.error_message and not end.status.signum:
         error = recorded_error(output.error_message)
-    if error is not None and cpp_error is not None and first_match(_OF_SHUTDOWN, cpp_error.message) is not None:
+    if error is not None and cpp_error is not None and first_match(OF_SHUTDOWN, cpp_error.message) is not None:
         # It had ended by that exception when its objects were destroyed.
         cpp_error = None
     clean = [line for line in clean if not NOISE.match(line)]
@@ -455,19 +442,6 @@ def _is_believed(error: PythonError, end: RankEnd, signum: int, fatal: FatalRepo
         is_over = not fatal.is_python and not fatal.main_frames
         return is_over and gap >= 0 and (gap <= LINES_AFTER_CAUGHT or is_last)
     return not signum and error.lines_after <= LINES_AFTER_CAUGHT
-
-
-def _aborts_below(error: PythonError, clean: Sequence[str], recorded: RecordedException) -> bool:
-    """Whether a traceback that reaches up to the module, and was not logged, is the last before the process aborts.
-
-    Where the exception was recorded as the one that ended the program, other lines may stand between.
-    """
-    below = clean[error.last_message + 1 :]
-    end = next((index for index, line in enumerate(below) if line.startswith((*ABORTS, _FATAL))), len(below))
-    if recorded.is_of(error.last.frames, error.last.message):
-        return end <= LINES_AT_EXIT
-    own = (line for line in below[:end] if line and not NOISE.match(line) and not _OF_GPU_MESSAGES.match(line))
-    return next(own, None) is None and is_of_module(error.last.frames) and not is_of_logger(error.before)
 
 
 def cause(

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from saferun.diagnosis.asides import without_asides
 from saferun.diagnosis.boxed_tracebacks import BOX_END
+from saferun.diagnosis.causes.aborts_at_exit import LINES_AT_EXIT, NOISE
 from saferun.diagnosis.causes.failure import (
     LAST_LINES,
     LINES_AFTER_CAUGHT,
-    LINES_AT_EXIT,
-    NOISE,
     Failure,
     is_of_warning,
     own_lines,

@@ -117,6 +117,22 @@ def test_a_box_that_a_program_has_printed_and_got_over_is_not_its_cause() -> Non
     assert found_in(*lines, code=3).class_name == "python_exit"
 
 
+@pytest.mark.parametrize(
+    ("below", "status", "class_name"),
+    [
+        ((), ExitStatus(None, 11), "segmentation_fault"),
+        (("terminate called after throwing an instance of 'E'", "  what():  no shard"), ExitStatus(None, 6), "abort"),
+        (("train.py: error: argument --lr: invalid float value: 'x'",), ExitStatus(2, None), "usage_error"),
+    ],
+)
+def test_a_box_is_not_the_cause_of_an_end_that_no_exception_brings_about(
+    below: tuple[str, ...], status: ExitStatus, class_name: str
+) -> None:
+    """The program had caught the exception and printed it, and its other output may be on stdout."""
+    evidence = evidence_of(status, (*boxed("ModuleNotFoundError: No module named 'flash_attn'"), *below))
+    assert cause_of(read_failure(evidence, evidence.ends[0], evidence.outputs[0])).class_name == class_name
+
+
 def test_a_traceback_that_was_recorded_is_more_exact_than_a_box() -> None:
     evidence = evidence_of(ExitStatus(1, None), boxed("KeyError: 'labels'"))
     output = evidence.outputs[0]._replace(

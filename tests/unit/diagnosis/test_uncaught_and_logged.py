@@ -292,10 +292,17 @@ THREAD_RUNS = ("terminate called without an active exception",)
 OVER = ("Fatal Python error: Aborted", "", "Thread 0x00007f51 (most recent call first):", "  <no Python frame>")
 RUNS = (*OVER[:2], "Current thread 0x00007f51 (most recent call first):", STEP)
 MODULE_STEP = (HEAD, MODULE, STEP)
+# Nothing in them is about the end of a process.
+OWN_ABORTS = (
+    ("double free or corruption (out)",),
+    ("free(): invalid pointer",),
+    ("terminate called after throwing an instance of 'std::runtime_error'", "  what():  the reader lost its shard"),
+    (C10_ERROR, "  what():  CUDA error: invalid device pointer", *GPU_ADVICE),
+)
 
 
 @pytest.mark.parametrize("report", [(), OVER])
-@pytest.mark.parametrize("abort", [UNLOADING, FREED, THREAD_RUNS, ("double free or corruption (out)",)])
+@pytest.mark.parametrize("abort", [UNLOADING, FREED, THREAD_RUNS])
 @pytest.mark.parametrize(
     ("message", "class_name"),
     [
@@ -320,15 +327,20 @@ def test_an_uncaught_error_is_the_cause_of_an_abort_at_exit(
         ("ERROR:train:bad sample", *MODULE_STEP, "ValueError: bad shape", *THREAD_RUNS),
         (HEAD, STEP, "ValueError: bad shape", *THREAD_RUNS),
         (*MODULE_STEP, "ValueError: bad shape", *FREED, *RUNS),
+        *((*MODULE_STEP, "ValueError: bad shape", *abort) for abort in OWN_ABORTS),
     ],
 )
 def test_an_error_that_was_got_over_is_not_the_cause_of_a_later_abort(lines: tuple[str, ...]) -> None:
-    """Nothing shows that the interpreter was ending: the program had caught the error, and printed it."""
+    """Nothing shows that the interpreter was ending: the program had caught the error, and printed it.
+
+    What it has written since may be on stdout.
+    """
     assert "ValueError" not in judged_at(end_of(0, signum=6), *lines).message
 
 
-def test_an_error_that_was_recorded_is_the_cause_whatever_is_printed_at_exit() -> None:
-    lines = (HEAD, STEP, "ValueError: bad shape", "wrote the profile", "closed the logger", *FREED)
+@pytest.mark.parametrize("abort", [FREED, *OWN_ABORTS[:3]])
+def test_an_error_that_was_recorded_is_the_cause_whatever_is_printed_at_exit(abort: tuple[str, ...]) -> None:
+    lines = (HEAD, STEP, "ValueError: bad shape", "wrote the profile", "closed the logger", *abort)
     one = RankOutput(0, lines, "", "ValueError: bad shape", 0.0)
     end = end_of(0, signum=6)
     assert judged_failure(evidence(end, outputs=(one,)), end, one)[1].message == "ValueError: bad shape"
