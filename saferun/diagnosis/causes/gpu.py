@@ -5,13 +5,12 @@ Sources: the error names of the CUDA and HIP runtimes; messages of torch's CUDA 
 
 from __future__ import annotations
 
-import re
-
 from saferun.diagnosis.causes.failure import Failure, cause, shortened
 from saferun.diagnosis.causes.gpu_setup import IN_NCCL, MPS_ADVICE, OF_SETUP
+from saferun.diagnosis.causes.kernel_checks import after_check
 from saferun.diagnosis.causes.quotations import without_quotations
 from saferun.diagnosis.causes.shared_gpus import others_use_it
-from saferun.diagnosis.causes.texts import TextRule, by_text, final_lines, first_line, reported_lines
+from saferun.diagnosis.causes.texts import TextRule, by_text, final_lines, first_line, in_all, reported_lines
 from saferun.diagnosis.gpu_errors import GpuError, error_in, failure_text
 from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.evidence.diagnosis_values import Cause
@@ -31,16 +30,6 @@ _ASSERT = LazyPattern(
     r"|\bblock: \[\d.{0,40}thread: \[\d.{0,40}Assertion .{1,300} failed"
 )
 _ASSERTION = LazyPattern(r"(?:block: \[|thread: \[).{0,200}?Assertion (.{1,300}?) failed")
-# The line of a kernel's thread, which the driver prints; after it every call to this GPU fails, each in its own words.
-_KERNEL_CHECK = LazyPattern(
-    r"\.(?:cuh?|hip|h|hpp|cpp|py):\d{1,6}: .{0,300}\bblock: \[\d.{0,40}thread: \[\d.{0,40}Assertion .{1,300} failed"
-)
-_AFTER_A_CHECK = LazyPattern(
-    r"(?:CU|HIP)(?:BLAS|BLASLT|DNN|SOLVER|SPARSE|RAND)_STATUS"
-    r"_(?:NOT_INITIALIZED|ALLOC_FAILED|EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)"
-    r"|CUDNN_STATUS_EXECUTION_FAILED_\w{1,20}|CUFFT_(?:INTERNAL_ERROR|EXEC_FAILED|SETUP_FAILED)"
-    r"|(?:CUDA|HIP) error: unspecified launch failure|\b(?:nccl|rccl)UnhandledCudaError\b|\bunhandled cuda error\b"
-)
 _LATE = "GPU errors are reported at a later call than the one that made them"
 _SYNCHRONOUS = f"run it once with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer: {_LATE}"
 _SYNCHRONOUS_HIP = f"run it once with AMD_SERIALIZE_KERNEL=3 and HIP_LAUNCH_BLOCKING=1: {_LATE}"
@@ -364,7 +353,7 @@ _OTHER = (
 @without_quotations
 def illegal_memory_access(failure: Failure) -> Cause | None:
     """A kernel read or wrote where it may not."""
-    found = _in_all(failure, _ILLEGAL) or first_line(_PAGE_FAULT, final_lines(failure))
+    found = in_all(failure, _ILLEGAL) or first_line(_PAGE_FAULT, final_lines(failure))
     if found is None:
         return None
     hip = _HIP.search(found[0]) is not None
@@ -377,7 +366,7 @@ def illegal_memory_access(failure: Failure) -> Cause | None:
 @without_quotations
 def side_assert(failure: Failure) -> Cause | None:
     """A kernel's own check failed: an index out of range, in most cases."""
-    found = _in_all(failure, _ASSERT) or _after_check(failure)
+    found = in_all(failure, _ASSERT) or after_check(failure)
     if found is None:
         return None
     # Each thread that finds it prints a line, well before the exception.
@@ -391,12 +380,6 @@ def side_assert(failure: Failure) -> Cause | None:
     return cause(
         failure, "device_side_assert", message, advice, proof=assertion[0] if assertion is not None else found[0]
     )
-
-
-def _after_check(failure: Failure) -> tuple[str, re.Match[str]] | None:
-    """An error that any call to the GPU may end with once a kernel's check has failed, where one has, further up."""
-    found = _in_all(failure, _AFTER_A_CHECK)
-    return found if found is not None and first_line(_KERNEL_CHECK, failure.lines) is not None else None
 
 
 @without_quotations
@@ -430,7 +413,7 @@ def out_of_memory(failure: Failure) -> Cause | None:
 @without_quotations
 def hardware_error(failure: Failure) -> Cause | None:
     """The GPU, or what connects it, is broken."""
-    found = _in_all(failure, _HARDWARE)
+    found = in_all(failure, _HARDWARE)
     if found is not None:
         return cause(failure, "gpu_hardware_error", f"the GPU failed: {found[1][0]}", _OUT_OF_USE, proof=found[0])
     for line in failure.closing_lines:
@@ -439,8 +422,8 @@ def hardware_error(failure: Failure) -> Cause | None:
         if error is not None and error.is_fatal and failure.gpu_owners.rank_of(error) == failure.end.rank:
             return broken_gpu(failure, error)
     # What the program asked of its GPU is its own fault, whatever has become of another GPU of the host.
-    is_programs = any(_in_all(failure, pattern) is not None for pattern in (_OUT_OF_MEMORY, _ASSERT))
-    if is_programs or _after_check(failure) is not None or _in_all(failure, _GPU_TERMS) is None:
+    is_programs = any(in_all(failure, pattern) is not None for pattern in (_OUT_OF_MEMORY, _ASSERT))
+    if is_programs or after_check(failure) is not None or in_all(failure, _GPU_TERMS) is None:
         return None
     for line in reversed(failure.kernel_lines):
         error = error_in(line)
@@ -487,8 +470,3 @@ def _named(found: Cause | None) -> Cause | None:
         advice = _SYNCHRONOUS_HIP if found.advice == _SYNCHRONOUS else found.advice
         return found._replace(class_name="hip_error", advice=advice)
     return found
-
-
-def _in_all(failure: Failure, pattern: LazyPattern) -> tuple[str, re.Match[str]] | None:
-    """In the messages of exceptions; in the last lines where there is none."""
-    return first_line(pattern, (*failure.messages, *failure.context, *reported_lines(failure)))

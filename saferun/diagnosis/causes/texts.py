@@ -143,6 +143,11 @@ def first_line(pattern: LazyPattern, lines: Iterable[str]) -> tuple[str, re.Matc
     return None
 
 
+def in_all(failure: Failure, pattern: LazyPattern) -> tuple[str, re.Match[str]] | None:
+    """The first line with the pattern, of the messages of exceptions; of the last lines where there is none."""
+    return first_line(pattern, (*failure.messages, *failure.context, *reported_lines(failure)))
+
+
 def final_lines(failure: Failure) -> tuple[str, ...]:
     """Its very last lines, last line first, up to the last one of the program's own, which is among them."""
     return _up_to_own(failure.closing_lines)

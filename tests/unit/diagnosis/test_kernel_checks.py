@@ -51,6 +51,7 @@ def test_an_error_that_follows_from_a_kernels_check_is_that_check(message: str) 
         "checked block: [0] and thread: [1]: Assertion of the sample failed",
         "model.py:7: UserWarning: Assertion `x < y` failed",
         "assert index < size, 'index out of range'",
+        f"INFO the evaluation of shard 7 said: {CHECKS[0]}",
     ],
 )
 def test_words_that_no_kernel_prints_are_no_check(before: str) -> None:
@@ -68,6 +69,22 @@ def test_words_that_no_kernel_prints_are_no_check(before: str) -> None:
 def test_an_error_that_does_not_follow_from_a_kernels_check_is_its_own(message: str) -> None:
     """The lines may be those of a child process."""
     assert found_in(*CHECKS, *HEAD, message).class_name != "device_side_assert"
+
+
+def test_a_job_that_went_on_after_a_kernels_check_does_not_end_because_of_it() -> None:
+    """The lines are those of a child process: after its own failed check a process can use its GPU no more."""
+    steps = tuple(f"step {number} loss 2.3" for number in range(200))
+    for message in FOLLOWING:
+        assert found_in(*CHECKS, *steps, *HEAD, message).class_name != "device_side_assert"
+        assert found_in(*CHECKS, *steps[:20], *HEAD, message).class_name == "device_side_assert"
+
+
+def test_an_error_of_nccls_that_quotes_another_failure_of_the_gpu_does_not_follow_from_a_kernels_check() -> None:
+    lines = (*CHECKS, *HEAD, FOLLOWING[-2], "Last error:")
+    full = found_in(*lines, "Cuda failure 'out of memory'")
+    assert full.class_name == "cuda_out_of_memory"
+    found = found_in(*lines, "Cuda failure 710 'device-side assert triggered'")
+    assert found.class_name == "device_side_assert"
 
 
 def test_a_library_that_cannot_be_initialized_has_no_memory_in_most_cases() -> None:
