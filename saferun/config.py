@@ -361,39 +361,30 @@ class LaunchConfig(Value):
         is_most = 2 * hosts.most > hosts.started
         return hosts.spares > 0 and is_most and rendezvous.backend == "static" and rendezvous.control != "same"
 
-    def waits_for_silent_hosts(self, restarts: int = 0, spares: Sequence[str] = (), *, leads: bool = True) -> bool:
-        """Whether a host that cannot be heard is waited for as long as ``--hang-timeout`` while the ranks stand still.
+    def patience_after_s(self, restarts: int = 0, spares: Sequence[str] = (), *, leads: bool = True) -> float:
+        """From when on a silent host is waited for as long as ``--hang-timeout``, although the ranks stand still.
 
         It may go on: a virtual machine that is moved, a switch that restarts. An earlier end would gain nothing, since
         no other attempt can follow, and ``--host-timeout`` does not ask for it. An elastic job is no exception: it goes
-        on with fewer hosts by a restart.
+        on with fewer hosts by a restart, or by another try of its start.
 
         Args:
             restarts: how many there were.
             spares: the hosts that wait to take the place of one.
             leads: False on a host that waits for the leader alone, without which a static job has no other attempt.
+
+        Returns:
+            Seconds after the beginning of an attempt; infinite: it never is.
         """
         given = self.settings.get("host_timeout")
         if given is None or given.origin != "default":
-            return False
+            return float("inf")
         if not leads and self.rendezvous.backend == "static":
-            return not (self.moves_leader and spares)
+            return float("inf") if self.moves_leader and spares else 0.0
         # Replacements by spares count as restarts as well, although they use up none.
         is_count_unknown = self.retry.by_progress or self.hosts.spares > 0
         may_restart = restarts < self.max_restarts or (is_count_unknown and self.max_restarts > 0)
-        return not may_restart and not spares
-
-    def patience_after_s(self, restarts: int = 0, spares: Sequence[str] = (), *, leads: bool = True) -> float:
-        """How long after the beginning of an attempt such a host is waited for, in seconds; infinite: it never is.
-
-        A start that failed may be tried again whatever ``--max-restarts`` says, in an elastic job with fewer hosts.
-
-        Args:
-            restarts: as of ``waits_for_silent_hosts``, like the others.
-            spares: see there.
-            leads: see there.
-        """
-        if not self.waits_for_silent_hosts(restarts, spares, leads=leads):
+        if may_restart or spares:
             return float("inf")
         is_elastic = self.hosts.least != self.hosts.most
         return self.retry.start_window_s if is_elastic and self.retry.start_retries else 0.0

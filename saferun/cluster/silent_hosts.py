@@ -95,7 +95,6 @@ class SilentHosts:
     ) -> None:
         self._probe_after_s = probe_after_s
         self._hang_timeout_s = hang_timeout_s
-        self._judge_one = partial(judge, silence_limit_s=probe_after_s, hang_timeout_s=hang_timeout_s)
         self._patient_from = time.monotonic() + patience_after_s
         self._ranks = ranks
         self._print_line = print_line
@@ -227,7 +226,13 @@ class SilentHosts:
         if self._is_done(silent.host):
             return GO_ON  # its ranks have ended well, so that no host waits for it
         ended = self._has_ended()
-        judge_one = partial(self._judge_one, silent, is_patient=now >= self._patient_from)
+        judge_one = partial(
+            judge,
+            silent,
+            silence_limit_s=self._probe_after_s,
+            hang_timeout_s=self._hang_timeout_s,
+            is_patient=now >= self._patient_from,
+        )
         if self._others is not None:
             verdict = judge_one(own)
             if verdict == GO_ON and not (ended and silent.goes_on):

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from saferun.cluster.join_messages import EndNote
@@ -379,18 +380,12 @@ class HandlerRendezvous:
         def mismatch() -> SecretMismatch | None:
             return mismatch_on_first_host(found, rdzv, job)
 
+        collection_of = partial(RecordCollection, mismatch=mismatch, goes_on=goes_on)
         one_port = ranks is not None and (rdzv.request.one_port or self._one_port)
         client = serve(one_port=one_port)
         may_move = ranks is not None and not one_port
-        collection = RecordCollection(
-            client,
-            "r0/",
-            hosts,
-            can_probe=not one_port,
-            is_asked_for=lambda: may_move and found.check(ASK_KEY),
-            mismatch=mismatch,
-            goes_on=goes_on,
-        )
+        is_asked_for = partial(found.check, ASK_KEY) if may_move else lambda: False
+        collection = collection_of(client, "r0/", hosts, can_probe=not one_port, is_asked_for=is_asked_for)
         try:
             records = collection.collect(rdzv, own)
         except OnePortError:
@@ -398,7 +393,7 @@ class HandlerRendezvous:
             self._one_port = True
             client = serve(one_port=True)
             collection.move()
-            collection = RecordCollection(client, "r0/", hosts, can_probe=False, mismatch=mismatch, goes_on=goes_on)
+            collection = collection_of(client, "r0/", hosts, can_probe=False)
             records = collection.collect(rdzv, own)
         assignment = collection.publish_assignments(records)
         return RendezvousResult(assignment, client, job, attempt_prefix(assignment.attempt), records, way, ranks_port)

@@ -18,7 +18,7 @@ from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.lazy_patterns import LazyPattern, first_match, is_found
 from saferun.diagnosis.log_levels import warns
 from saferun.diagnosis.progress_bars import is_bar
-from saferun.diagnosis.recorded_exception import recorded_exception
+from saferun.diagnosis.recorded_exception import RecordedException, recorded_exception
 from saferun.diagnosis.tracebacks import (
     LONGEST_LINE,
     CppError,
@@ -321,13 +321,7 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
     if error is not None and error.ends_nothing and not (is_it or signum or end.status.code == _NOT_FLUSHED):
         earlier, clean = error, _less_asides(error, clean, is_alone=output is None or not output.last_stdout_lines)
         error = None
-    elif (
-        error is not None
-        and not is_it
-        and not _is_believed(
-            error, end, signum, fatal, is_last=signum in CRASH_SIGNALS and aborts_below(error, clean, recorded)
-        )
-    ):
+    elif error is not None and not is_it and not _is_believed(error, end, signum, fatal, clean, recorded):
         error = find_python_error(lines, recorded._replace(is_known=True)) or error
         if not signum and end.status.code != 1 and error.innermost.exception:
             # It need not be the reason, nor is it none.
@@ -415,7 +409,14 @@ def _is_recorded(output: RankOutput | None) -> bool:
     return output is not None and bool(output.failure or output.error_message)
 
 
-def _is_believed(error: PythonError, end: RankEnd, signum: int, fatal: FatalReport | None, *, is_last: bool) -> bool:
+def _is_believed(
+    error: PythonError,
+    end: RankEnd,
+    signum: int,
+    fatal: FatalReport | None,
+    clean: Sequence[str],
+    recorded: RecordedException,
+) -> bool:
     """Whether a traceback is what ended the process, or at least its last message before.
 
     Args:
@@ -423,7 +424,8 @@ def _is_believed(error: PythonError, end: RankEnd, signum: int, fatal: FatalRepo
         end: of the rank.
         signum: the signal that ended it.
         fatal: what faulthandler has printed of that.
-        is_last: whether nothing of the program's own stands between the traceback and its abort.
+        clean: the lines of stderr, cleaned.
+        recorded: what is known of the exception that ended the program.
     """
     if not error.innermost.exception:
         return False
@@ -436,6 +438,7 @@ def _is_believed(error: PythonError, end: RankEnd, signum: int, fatal: FatalRepo
         return signum == 0 or signum in CRASH_SIGNALS
     if signum in CRASH_SIGNALS:
         # Where Python was over when the crash came, what had ended it counts. Else the exception had been got over.
+        is_last = aborts_below(error, clean, recorded)
         if fatal is None:
             return error.lines_after == 0 or is_last
         gap = fatal.start - error.last_message - 1

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from saferun.cluster.placement.several_hosts import candidate_ports
-from saferun.config import HostsConfig, TaskConfig
+from saferun.config import HostsConfig, LaunchConfig, TaskConfig
 from saferun.errors import UsageError
 from saferun.text.master_port import CHOSEN, DEFAULT, ENDPOINT, GIVEN, NEEDLESS
 from tests.unit.cluster.placing import (
@@ -171,6 +171,12 @@ def test_the_node_rank_of_a_host_that_meets_nobody_is_ignored() -> None:
 C10D = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "10.0.0.1:29511")
 
 
+def waits_for_silent_hosts(
+    config: LaunchConfig, *, restarts: int = 0, spares: tuple[str, ...] = (), leads: bool = True
+) -> bool:
+    return config.patience_after_s(restarts, spares, leads=leads) != float("inf")
+
+
 @pytest.mark.parametrize(
     ("options", "leader_waits", "others_wait"),
     [
@@ -189,7 +195,7 @@ def test_a_silent_host_is_waited_for_where_no_other_attempt_can_follow(
 ) -> None:
     """A static job has none without its leader, whatever --max-restarts says; an elastic job, none without restarts."""
     config = config_of("--nnodes", "2", *options)
-    waits = [config.waits_for_silent_hosts(leads=leads) for leads in (True, False)]
+    waits = [waits_for_silent_hosts(config, leads=leads) for leads in (True, False)]
     assert waits == [leader_waits, others_wait]
 
 
@@ -208,7 +214,7 @@ def test_a_silent_host_is_waited_for_where_no_spare_can_take_its_place(
 ) -> None:
     """None is left, or none may take that of the leader."""
     config = config_of("--nnodes", "2", "--spares", "1", *options)
-    waits = [config.waits_for_silent_hosts(0, spares, leads=leads) for leads in (True, False)]
+    waits = [waits_for_silent_hosts(config, spares=spares, leads=leads) for leads in (True, False)]
     assert waits == [leader_waits, others_wait]
 
 
@@ -224,13 +230,13 @@ def test_in_an_elastic_job_a_silent_host_is_not_waited_for_while_the_start_may_b
 
 def test_a_silent_host_is_waited_for_once_all_restarts_are_used_up() -> None:
     config = config_of("--nnodes", "2", "--max-restarts", "2")
-    assert [config.waits_for_silent_hosts(restarts) for restarts in range(4)] == [False, False, True, True]
+    assert [waits_for_silent_hosts(config, restarts=restarts) for restarts in range(4)] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("option", [("--restart-limit", "progress"), ("--spares", "1")])
 def test_restarts_that_may_have_used_up_none_are_not_counted(option: tuple[str, str]) -> None:
     """Those after which ranks got further, and those by which spares took the places of hosts."""
-    assert not config_of("--nnodes", "2", "--max-restarts", "2", *option).waits_for_silent_hosts(7)
+    assert not waits_for_silent_hosts(config_of("--nnodes", "2", "--max-restarts", "2", *option), restarts=7)
 
 
 def test_time_limits() -> None:
