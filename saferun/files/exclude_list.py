@@ -50,7 +50,8 @@ def add_hosts(path: str, names: Sequence[str]) -> list[str]:
         Those that were not in it; of very many the first ones.
 
     Raises:
-        OSError: as ``add_host`` does, its file system does not answer, or there can be no process.
+        OSError: the file cannot be read or written, or is a link or no regular file; it is not the name of a host; the
+            file system does not answer; or there can be no process.
     """
 
     def add(fd: int) -> None:
@@ -71,28 +72,13 @@ def add_hosts(path: str, names: Sequence[str]) -> list[str]:
 def _added(path: str, names: Sequence[str]) -> tuple[list[str], tuple[int, str] | None]:
     """The names that were added, and why they could not be."""
     try:
-        return _add(path, names)[:_MOST_ANSWERED], None
+        return add_here(path, names)[:_MOST_ANSWERED], None
     except OSError as error:
         return [], (error.errno or errno.EIO, error.strerror or str(error))
 
 
-def add_host(path: str, name: str) -> bool:
-    """Add a host to a list, unless it is in it.
-
-    Args:
-        path: the file; it is made if need be.
-        name: the host's.
-
-    Returns:
-        Whether it was added.
-
-    Raises:
-        OSError: the file cannot be read or written, is a link or no regular file, or it is not the name of a host.
-    """
-    return bool(_add(path, [name]))
-
-
-def _add(path: str, names: Sequence[str]) -> list[str]:
+def add_here(path: str, names: Sequence[str]) -> list[str]:
+    """The same in this process, which hangs with the file system."""
     known = list(filter(is_host_name, names))
     if not known:
         raise OSError(errno.EINVAL, f"{names[0][:80]!r} is not the name of a host", path)

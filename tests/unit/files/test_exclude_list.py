@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from saferun.files import exclude_list
-from saferun.files.exclude_list import add_host, add_hosts, is_host_name
+from saferun.files.exclude_list import add_here, add_hosts, is_host_name
 
 
 def test_a_host_is_added_once_on_a_line_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "bad-hosts"
-    assert add_host(str(path), "node3")
-    assert not add_host(str(path), "node3")
-    assert add_host(str(path), "node30")
+    assert add_here(str(path), ["node3"])
+    assert not add_here(str(path), ["node3"])
+    assert add_here(str(path), ["node30"])
     assert path.read_text() == "node3\nnode30\n"
 
 
@@ -27,8 +27,8 @@ def test_what_people_have_written_stays_as_it_is(tmp_path: Path, before: str) ->
     """The list may have been begun by hand, in any form that Slurm takes, and without an end of line."""
     path = tmp_path / "bad-hosts"
     path.write_bytes(before.encode())
-    assert not add_host(str(path), "node2")
-    assert add_host(str(path), "node3")
+    assert not add_here(str(path), ["node2"])
+    assert add_here(str(path), ["node3"])
     after = path.read_bytes().decode()
     assert after.startswith(before)
     assert after.splitlines()[-1] == "node3"
@@ -37,7 +37,7 @@ def test_what_people_have_written_stays_as_it_is(tmp_path: Path, before: str) ->
 def test_several_launches_add_to_it_at_the_same_time(tmp_path: Path) -> None:
     path = str(tmp_path / "bad-hosts")
     names = [f"node{number}" for number in range(40)]
-    threads = [threading.Thread(target=lambda: [add_host(path, name) for name in names]) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: [add_here(path, [name]) for name in names]) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -50,7 +50,7 @@ def test_a_lock_that_somebody_keeps_is_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "bad-hosts"
     with path.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert add_host(str(path), "node3")
+        assert add_here(str(path), ["node3"])
     assert path.read_text() == "node3\n"
 
 
@@ -59,7 +59,7 @@ def test_what_is_no_name_of_a_host_is_not_written(tmp_path: Path, name: str) -> 
     """Names come from other hosts; a range would exclude hosts that nobody has found bad."""
     assert not is_host_name(name)
     with pytest.raises(OSError, match="is not the name of a host"):
-        add_host(str(tmp_path / "bad-hosts"), name)
+        add_here(str(tmp_path / "bad-hosts"), [name])
     assert not (tmp_path / "bad-hosts").exists()
 
 
@@ -70,7 +70,7 @@ def test_no_link_is_followed_and_nothing_but_a_file_is_written_to(tmp_path: Path
     os.mkfifo(tmp_path / "fifo")
     for name in ("link", "fifo", "no/such/directory"):
         with pytest.raises(OSError):  # noqa: PT011 - each has its own
-            add_host(str(tmp_path / name), "node3")
+            add_here(str(tmp_path / name), ["node3"])
     assert target.read_text() == "mine\n"
 
 
@@ -86,7 +86,7 @@ def test_a_list_on_a_file_system_that_hangs_costs_a_moment_and_is_not_tried_agai
         return [path]
 
     asked = tmp_path / "asked"
-    monkeypatch.setattr(exclude_list, "_add", hang)
+    monkeypatch.setattr(exclude_list, "add_here", hang)
     monkeypatch.setattr(exclude_list, "_APART_S", 2.0)
     path = str(tmp_path / "bad-hosts")
     for _ in range(2):
@@ -111,7 +111,7 @@ def test_half_a_name_is_never_left_in_the_list(tmp_path: Path, monkeypatch: pyte
     whole = os.write
     monkeypatch.setattr(os, "write", lambda fd, line: whole(fd, line[:5]))
     with pytest.raises(OSError, match="No space left"):
-        add_host(str(path), "node12")
+        add_here(str(path), ["node12"])
     assert path.read_text() == "node7\n"
 
 
@@ -120,6 +120,6 @@ def test_a_list_that_is_binary_or_huge_gets_the_name_behind_it(tmp_path: Path, c
     """Whatever the option names by mistake: nothing of it is changed, and it is read within bounds."""
     path = tmp_path / "bad-hosts"
     path.write_bytes(content)
-    assert add_host(str(path), "node3")
+    assert add_here(str(path), ["node3"])
     assert path.read_bytes()[: len(content)] == content
     assert path.read_bytes().endswith(b"\nnode3\n")
