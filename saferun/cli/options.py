@@ -305,8 +305,8 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--nic NAME,NAME|auto",
         "",
         PREFLIGHT,
-        "network interfaces to use between hosts: sets the variables of gloo, NCCL, RCCL and UCX; auto: the fastest"
-        " interface over which all hosts reach each other",
+        "network interfaces to use between hosts: sets the variables of gloo, NCCL, RCCL and UCX; auto: the fastest "
+        "interface over which all hosts reach each other (default: each library chooses)",
     ),
     _option(
         "--start-retries N",

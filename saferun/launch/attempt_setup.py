@@ -221,8 +221,10 @@ class AttemptSetup:
             )
             if answer.get("timer_file"):
                 environ["TORCHELASTIC_TIMER_FILE"] = answer["timer_file"]
-        if current.number == 0 and (cost := guarded("report the cost of the start-up hook", lambda: hook.cost)):
-            self._context.report(cost)
+        if current.number == 0:
+            self._warn_of_missing_ranks(placement)
+            if cost := guarded("report the cost of the start-up hook", lambda: hook.cost):
+                self._context.report(cost)
         numactl = answer.get("numactl")
         prefixes = tuple(map(tuple, numactl)) if numactl else ((),) * len(placement.ranks)
         wrappers: tuple[tuple[Wrapper, ...], ...] = ()
@@ -234,6 +236,15 @@ class AttemptSetup:
                 return
         current.plan = AttemptPlan(current.number, placement, destinations, environs, prefixes, wrappers)
         self._post_joined(assignment)
+
+    def _warn_of_missing_ranks(self, placement: Placement) -> None:
+        """Say once in a job that an option names a rank that the job does not have."""
+        if not any(rank_assignment.rank == 0 for rank_assignment in placement.ranks):
+            return
+        named = {"--attach": self._config.output.attach, "--trace-lines": self._config.watch.trace_lines}
+        for option, rank in named.items():
+            if isinstance(rank, int) and rank >= placement.world_size:
+                self._context.warn(f"{option} {rank}: there is no such rank; the world size is {placement.world_size}")
 
     def _wrappers(
         self, attempt: int, placement: Placement, environs: Sequence[Mapping[str, str]]

@@ -148,3 +148,12 @@ def test_what_cannot_be_recorded_is_bad_input(tmp_path: Path, options: tuple[str
     done = launch(tmp_path, "", *options)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_a_rank_that_the_job_does_not_have_is_named_once(tmp_path: Path) -> None:
+    """The job goes on; without the line, nobody would know why nothing is recorded or answered."""
+    done = launch(tmp_path, "print('ran')\n", "--trace-lines", "2", "--attach", "9", "--max-restarts", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ran") == 2
+    assert done.stderr.count("saferun: --trace-lines 2: there is no such rank; the world size is 2\n") == 1
+    assert done.stderr.count("saferun: --attach 9: there is no such rank; the world size is 2\n") == 1
