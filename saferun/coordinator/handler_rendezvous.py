@@ -290,6 +290,11 @@ class HandlerRendezvous:
                 "check that saferun was started on all of them, and look at its output; --start-timeout is how long"
                 " they are waited for",
             )
+        if kind == "RendezvousConnectionError" and rdzv.request.attempt > 0:
+            hint = "see whether it runs and can be reached from here"
+            if rdzv.request.backend == "c10d":
+                hint = "no host can join without what serves it (--rdzv-endpoint): start the job again on all hosts"
+            return JoinFailedError(f"{where} does not answer any more: {_message_of(error)}", hint)
         return JoinFailedError(
             f"{where} does not work: {_message_of(error)}",
             "see whether the host of --rdzv-endpoint can be reached from here",

@@ -55,6 +55,7 @@ class AttemptSetup:
 
     def check(self, action: RunChecks) -> None:
         """Bind every port and check this host; ChecksPassed, ChecksOver or StartFailed follows."""
+        self._context.investigation.attempt_begins()
         if self._is_bound:
             self._check_host(action.attempt)
         else:

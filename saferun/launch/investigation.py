@@ -103,6 +103,11 @@ class Investigation(PartBase):
     # ----------------------------------------------------------------------------------------------------------------
     # The ranks
 
+    def attempt_begins(self) -> None:
+        """Another attempt begins, without ranks so far: a start that fails has nothing to do with the previous ones."""
+        if self._record.group is not None:
+            self._begin_attempt(AttemptRecord(self._context))
+
     def ranks_started(self, group: RankGroup, now: float) -> None:
         """The ranks of an attempt run."""
         self._begin_attempt(AttemptRecord(self._context, group, now))

@@ -171,6 +171,31 @@ def test_where_the_host_that_decides_is_gone_the_others_say_so(tmp_path: Path) -
         jobs[0].assert_nothing_left(timeout_s=20.0)
 
 
+def test_a_rendezvous_that_is_lost_with_its_host_is_the_reason_why_nothing_starts_again(tmp_path: Path) -> None:
+    """The ranks of the attempt before have nothing to do with that."""
+    common = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "job7", "--max-restarts", "1", "--rdzv-endpoint")
+    endpoint = f"127.0.0.1:{own_port()}"
+
+    def options(number: int) -> tuple[str, ...]:
+        return (*common, endpoint, "--rdzv-conf", f"is_host={'false' if number else 'true'}")
+
+    with hosts(tmp_path, STAY, place=False, each=options, sweeps=False) as jobs:
+        for job in jobs:
+            job.hear("ready")
+        jobs[0].send(signal.SIGKILL)
+        assert jobs[1].wait(60.0) == 1
+        first, second = jobs[1].err.split("saferun: starting again (restart 1 of 1)")
+        assert ": its saferun was killed" in first
+        assert f"saferun: the rendezvous 'job7' at {endpoint} does not answer any more: " in second
+        hint = "no host can join without what serves it (--rdzv-endpoint): start the job again on all hosts"
+        assert f"\nhint: {hint}\n" in second
+        assert "rank" not in second
+        (report,) = jobs[1].run_dir.rglob("report.json")
+        incidents = json.loads(report.read_text())["incidents"]
+        assert [len(incident["stopped"]) for incident in incidents] == [1, 0]
+        jobs[0].assert_nothing_left(timeout_s=20.0)
+
+
 # Ranks that are seen to work.
 WORK = """
 from rank import *

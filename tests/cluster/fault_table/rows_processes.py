@@ -217,7 +217,8 @@ def own_reason(stage: Stage) -> None:
     stage.by_hand(STAY, *QUICK, each=lambda number: wrap if number == 2 else ())
 
 
-def elastic(stage: Stage) -> None:
+def lose_of_elastic_job(stage: Stage, host: str) -> None:
+    """Kill saferun on a host of a job that may go on with two of its three hosts."""
     stage.by_hand(
         GLOO_UNTIL_RELEASED,
         *QUICK,
@@ -227,11 +228,20 @@ def elastic(stage: Stage) -> None:
         env=ENV,
     )
     stage.steps()
-    pid = stage.saferun("node3")
+    pid = stage.saferun(host)
     stage.fault()
-    stage.host("node3").kill(pid)
+    stage.host(host).kill(pid)
+
+
+def elastic(stage: Stage) -> None:
+    lose_of_elastic_job(stage, "node3")
     stage.jobs[-1].hear("steps", 2, attempt=1)
     stage.release("end")
+
+
+def elastic_leader(stage: Stage) -> None:
+    """The rendezvous is lost with it, which no other host can serve."""
+    lose_of_elastic_job(stage, "node1")
 
 
 # -------------------------------------------------------------------------------------------- signals of the scheduler
@@ -522,6 +532,21 @@ ROWS = (
             sentences=5,
             also=(r"restart 1 of 2",),
             never=("at once", r": its saferun is gone"),
+        ),
+    ),
+    Row(
+        "elastic_leader",
+        "saferun is killed on node1 of an elastic job, which serves its rendezvous (2:3, --max-restarts 2)",
+        "by hand, c10d",
+        elastic_leader,
+        right=Right(
+            r"node1 is lost \(rank \d\): its saferun was killed",
+            on=("node2", "node3"),
+            codes={"node1": -9, "node2": 1, "node3": 1},
+            words_s=25,
+            end_s=40,
+            sentences=5,
+            never=(r": its saferun is gone", "Traceback"),
         ),
     ),
     Row(
