@@ -540,13 +540,15 @@ ROWS = (
         "by hand, c10d",
         elastic_leader,
         right=Right(
-            r"node1 is lost \(rank \d\): its saferun was killed",
+            r"node1, which had the job's store, is lost: its saferun was killed",
             on=("node2", "node3"),
             codes={"node1": -9, "node2": 1, "node3": 1},
             words_s=25,
             end_s=40,
             sentences=5,
-            never=(r": its saferun is gone", "Traceback"),
+            hints=2,
+            also=("the rendezvous 'j' at node1:29500 does not answer any more",),
+            never=(": its saferun is gone",),
         ),
     ),
     Row(
