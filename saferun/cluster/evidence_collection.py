@@ -42,7 +42,7 @@ class EvidenceCollection:
     Args:
         roster: who may hand in any.
         is_awaited: whether a host's task may still hand in something.
-        probe: has hosts probed; takes their numbers, and whether nothing is known to be amiss yet.
+        probe: has hosts probed; takes their numbers, and ``awaits_heartbeat`` (see ``JobSender.probe``).
         keeps: whether chunks are kept before and after they are waited for.
     """
 
@@ -160,7 +160,7 @@ class EvidenceCollections:
         self._number = number
         self._failures = EvidenceCollection(roster, is_awaited, probe)
         # A host that is slow to answer a user is not suspected of anything.
-        self._asked = EvidenceCollection(roster, is_awaited, lambda _hosts, _patient: None, keeps=False)
+        self._asked = EvidenceCollection(roster, is_awaited, lambda _hosts, _awaits_heartbeat: None, keeps=False)
 
     @property
     def names(self) -> list[str]:

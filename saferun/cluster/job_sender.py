@@ -131,9 +131,12 @@ class JobSender:
         """The decision has been taken in."""
         self._send("ack")
 
-    def probe(self, hosts: list[int], patient: bool) -> None:  # noqa: FBT001 - by the collection
-        """Have hosts probed. ``patient``: nothing is known to be amiss yet."""
-        self._send("probe", hosts=hosts, patient=patient)
+    def probe(self, hosts: list[int], awaits_heartbeat: bool) -> None:  # noqa: FBT001 - by the collection
+        """Have hosts probed.
+
+        ``awaits_heartbeat``: a host that seems gone gets one heartbeat period to show that it is not.
+        """
+        self._send("probe", hosts=hosts, patient=awaits_heartbeat)
 
     def request_start_stage(self) -> None:
         """Ask how far the ranks have come, as their store shows it."""

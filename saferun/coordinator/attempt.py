@@ -237,10 +237,10 @@ class CoordinatorAttempt:
     def _all_acked(self) -> bool:
         return set(range(len(self._own.tasks))) <= self._acked | self._gone
 
-    def probe(self, hosts: list[int], *, patient: bool = False) -> None:
+    def probe(self, hosts: list[int], *, awaits_heartbeat: bool = False) -> None:
         """Probe hosts, and report to the head what was found; see ``Liveness.probe``."""
         if self._liveness is not None:
-            self._liveness.probe(hosts, patient=patient)
+            self._liveness.probe(hosts, awaits_heartbeat=awaits_heartbeat)
 
     # ------------------------------------------------------------------------------------------------------ from others
 

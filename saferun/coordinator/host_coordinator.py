@@ -147,7 +147,8 @@ class HostCoordinator:
             case "ack":
                 attempt.ack(task)
             case "probe" if attempt.is_leader:
-                attempt.probe([int(host) for host in message["hosts"]], patient=message.get("patient") is True)
+                hosts = [int(host) for host in message["hosts"]]
+                attempt.probe(hosts, awaits_heartbeat=message.get("patient") is True)
             case "start_stage":
                 self._in_background(lambda: self._send_start_stage(attempt, task))
 

@@ -71,16 +71,16 @@ class Liveness:
         self._refused: dict[int, bytes] = {}  # the heartbeats of hosts that lived when their ports refused
         self._probes = _Background(_MOST_PROBED)
 
-    def probe(self, hosts: Sequence[int], *, patient: bool) -> None:
+    def probe(self, hosts: Sequence[int], *, awaits_heartbeat: bool) -> None:
         """Probe hosts.
 
         Args:
             hosts: their numbers.
-            patient: whether one that seems to be gone is given the time of a heartbeat to show that it is not.
+            awaits_heartbeat: a host that seems gone gets one heartbeat period to show that it is not.
         """
         for host in hosts:
             if 0 < host < len(self._records):
-                self._probes.add(partial(self._probe, host, patient))
+                self._probes.add(partial(self._probe, host, awaits_heartbeat))
 
     def find_out(self, host: int) -> None:
         """Find out about a host whose heartbeats have stopped.
@@ -109,7 +109,7 @@ class Liveness:
         """The port of a host that lives was refused. Its last heartbeat may be one that was on its way as it ended."""
         self._refused.setdefault(host, monitor.heartbeat_of(host))
 
-    def _probe(self, host: int, patient: bool) -> None:  # noqa: FBT001 - a thread's argument
+    def _probe(self, host: int, awaits_heartbeat: bool) -> None:  # noqa: FBT001 - a thread's argument
         monitor = self.monitor
         finding = self._ask(host)
         if monitor is None:
@@ -121,7 +121,7 @@ class Liveness:
                 # Its last heartbeat may be in the store, and not have been read yet.
                 time.sleep(min(_UNREAD_S, self._interval_s))
             before = monitor.heartbeat_of(host)
-            waits = patient or self._may_refuse(monitor, host)
+            waits = awaits_heartbeat or self._may_refuse(monitor, host)
             is_there = _has_another(monitor, host, before, self._patience_s(monitor, host, waits=waits))
             if is_there:
                 self._note_refusal(monitor, host)

@@ -160,7 +160,7 @@ class Leader:
     def probe(self, monitor: Beating) -> str:
         stand_in: Any = monitor
         self.liveness.monitor = stand_in
-        self.liveness._probe(1, patient=False)
+        self.liveness._probe(1, awaits_heartbeat=False)
         return str(self.told[-1]["why"])
 
     def judge(self, monitor: Beating) -> list[tuple[str, str]]:
@@ -272,7 +272,7 @@ def test_of_many_hosts_that_fall_silent_at_once_only_some_are_probed_at_a_time(m
     many.broken = {"node7"}
     for host in range(1, 31):
         many.liveness.find_out(host)
-    many.liveness.probe(range(31, 41), patient=False)
+    many.liveness.probe(range(31, 41), awaits_heartbeat=False)
     assert many.wait(lambda: many.at_once == 3)
     many.released.set()
     assert many.wait(lambda: many.reported == set(range(1, 41)) - {7}), "one that cannot be probed holds up no other"
