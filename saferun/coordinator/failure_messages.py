@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 from saferun.cluster.join_messages import EndNote
-from saferun.coordinator.rendezvous_round import JoinFailedError
+from saferun.coordinator.rendezvous_round import JoinFailedError, JoinFailure
 from saferun.coordinator.store_client import FORGED, StoreClient
 from saferun.text.decoding import MALFORMED, display_text, loads
 from saferun.text.typed_json import fit
 
 LONGEST_MESSAGE = 4096
-_INCOMPLETE, _NEEDLESS, _AGAIN = "incomplete", "needless", "again"
+_NAMED = ("incomplete", "needless", "again")  # what comes from outside need not be hashable
 
 
 def failure_text(error: JoinFailedError, *, is_again: bool = False) -> str:
@@ -20,13 +20,7 @@ def failure_text(error: JoinFailedError, *, is_again: bool = False) -> str:
     The kind is true for a usage error. Older releases know no other one, and take them all for no usage error.
     ``is_again``: whoever reads it is to meet the others again.
     """
-    kind: str | bool = error.is_usage
-    if is_again:
-        kind = _AGAIN
-    elif error.is_incomplete:
-        kind = _INCOMPLETE
-    elif error.is_needless:
-        kind = _NEEDLESS
+    kind: str | bool = "again" if is_again else error.is_usage or error.kind or False
     message: list[object] = [error.what[:LONGEST_MESSAGE], error.hint[:LONGEST_MESSAGE]]
     if error.end is not None:
         return json.dumps([*message, kind, error.end._asdict()])
@@ -48,16 +42,8 @@ def read_failure(text: bytes | None) -> JoinFailedError | None:
         what, hint, *more = loads(text, longest=4 * LONGEST_MESSAGE)
         what, hint = display_text(what, LONGEST_MESSAGE), display_text(hint, LONGEST_MESSAGE)
         end: EndNote | None = fit(EndNote, more[1]) if len(more) > 1 else None
-        kind = more[0] if more else False
-        return JoinFailedError(
-            what,
-            hint,
-            is_published=True,
-            is_usage=kind is True or kind == _AGAIN,
-            is_needless=kind == _NEEDLESS,
-            is_incomplete=kind == _INCOMPLETE,
-            is_again=kind == _AGAIN,
-            end=end,
-        )
+        found = more[0] if more else False
+        kind: JoinFailure = "usage" if found is True else found if found in _NAMED else ""
+        return JoinFailedError(what, hint, kind=kind, is_published=True, end=end)
     except MALFORMED:
         return None

@@ -384,12 +384,12 @@ class HostCoordinator:
             attempt.close()
 
     def _fail(self, rdzv: RendezvousRound, error: JoinFailedError) -> None:
-        more = {"usage": True} if error.is_usage else {"needless": True} if error.is_needless else {}
-        if error.is_incomplete:
-            more["incomplete"] = True
+        message: Message = {"op": "join_failed", "what": error.what, "hint": error.hint}
+        if error.kind:
+            message["usage" if error.is_usage else error.kind] = True
         if error.is_published:
-            more["published"] = True
-        self._answer(rdzv, {"op": "join_failed", "what": error.what, "hint": error.hint, **more})
+            message["published"] = True
+        self._answer(rdzv, message)
 
     def _answer_end(self, rdzv: RendezvousRound, note: EndNote) -> None:
         self._answer(rdzv, {"op": "job_ended", **note._asdict()})

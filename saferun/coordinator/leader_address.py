@@ -111,7 +111,7 @@ def mismatch_error(
         fail_round: fails the round for a first host without a secret, which reads no notes.
     """
     first = rdzv.request.expected[0] if rdzv.request.expected else f"the leader ({found.master_addr})"
-    error = JoinFailedError(mismatch_message(kind, first, rdzv.name), MISMATCH_HINT, is_usage=True)
+    error = JoinFailedError(mismatch_message(kind, first, rdzv.name), MISMATCH_HINT, kind="usage")
     if kind == NONE_THERE:
         fail_round(error)
         return error

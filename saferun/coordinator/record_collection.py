@@ -165,7 +165,7 @@ class RecordCollection:
                 return
             mismatch = self._mismatch()
             if mismatch is not None and mismatch.host in self._missing:
-                raise JoinFailedError(mismatch.what, MISMATCH_HINT, is_usage=True)
+                raise JoinFailedError(mismatch.what, MISMATCH_HINT, kind="usage")
             rdzv.wait_for(message)
             self._client.set(f"{self._prefix}missing", message[:LONGEST_MESSAGE])
             if rdzv.remaining_s <= 0:
@@ -192,7 +192,7 @@ class RecordCollection:
         self._leave_out(set(self.withdrawn))
         if 1 + len(self._seats) < self._needed and self.withdrawn:
             error = list(self.withdrawn.values())[-1]
-            raise JoinFailedError(error.what, error.hint, is_usage=error.is_usage, is_incomplete=error.is_incomplete)
+            raise JoinFailedError(error.what, error.hint, kind=error.kind)
         if 1 + len(self._seats) - len(self._missing) < self._needed:
             self._enough_at = None
             return not self._missing
@@ -378,7 +378,7 @@ def missing_error(message: str, timeout_s: float, answer_s: float | None = None)
     return JoinFailedError(
         f"{count} did not come within {timeout_s:.0f} s{named}",
         "check that saferun was started there, and see its output; --start-timeout sets how long to wait",
-        is_incomplete=True,
+        kind="incomplete",
     )
 
 

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from saferun.cluster.join_messages import Address, EndNote, HostInfoText, JoinRequest, Peer, Replacement
 from saferun.coordinator.assignments import HostAssignment, HostRecord, TaskRecord, label_hosts
@@ -25,14 +25,18 @@ _FAULT_S = 2.0
 # A line that does not change is repeated at least so often.
 _LONGEST_REPORT_S = 3600.0
 
+JoinFailure = Literal["", "usage", "again", "incomplete", "needless"]
+
 
 class JoinFailedError(Exception):
-    """The hosts cannot meet. ``what`` and ``hint`` are for people; ``is_published``: the other hosts know it already.
+    """This host cannot join. ``what`` and ``hint`` are for people; ``is_published``: the other hosts know it already.
 
-    ``is_usage``: the hosts were started in a way that cannot work, and so will be the next time.
-    ``is_needless``: the job goes on, or has ended, without this host. ``end``: a user has ended the job.
-    ``is_incomplete``: the start timeout is over, and hosts, or processes of this one, are missing.
-    ``is_again``: a newcomer to a running job cannot take part, and all others meet again without it.
+    ``end``: a user has ended the job. ``kind``: empty, or one of these:
+
+    * ``usage``: the hosts were started in a way that cannot work, and so will be the next time.
+    * ``again``: the same of a newcomer to a running job, which cannot take part; all others meet again without it.
+    * ``incomplete``: the start timeout is over, and hosts, or processes of this one, are missing.
+    * ``needless``: the job goes on, or has ended, without this host.
     """
 
     def __init__(
@@ -40,22 +44,26 @@ class JoinFailedError(Exception):
         what: str,
         hint: str,
         *,
+        kind: JoinFailure = "",
         is_published: bool = False,
-        is_usage: bool = False,
-        is_needless: bool = False,
-        is_incomplete: bool = False,
-        is_again: bool = False,
         end: EndNote | None = None,
     ) -> None:
         super().__init__(what)
         self.what = what
         self.hint = hint
         self.is_published = is_published
-        self.is_usage = is_usage
-        self.is_needless = is_needless
-        self.is_incomplete = is_incomplete
-        self.is_again = is_again
+        self.kind = kind
         self.end = end
+
+    @property
+    def is_usage(self) -> bool:
+        """Whether the hosts were started in a way that cannot work."""
+        return self.kind in {"usage", "again"}
+
+    @property
+    def is_again(self) -> bool:
+        """Whether all hosts but a newcomer meet again."""
+        return self.kind == "again"
 
 
 class JobEndedError(Exception):
@@ -197,7 +205,7 @@ class RendezvousRound:
                     f"{len(missing)} of {self.task_count} saferun processes on {self.name} did not come within"
                     f" {self.timeout_s:.0f} s: task {shown}",
                     "check that the scheduler has started all of them, and see their output",
-                    is_incomplete=True,
+                    kind="incomplete",
                 )
             self._wait_for_more(self.task_count - len(missing))
 

@@ -260,7 +260,7 @@ def _kind_of(key: str) -> str:
 
 
 def _refusal(what: str) -> JoinFailedError:
-    return JoinFailedError(what, _HINT, is_usage=True)
+    return JoinFailedError(what, _HINT, kind="usage")
 
 
 def signed_fields(signer: Signer | None) -> dict[str, str]:

@@ -64,7 +64,7 @@ class SpareRounds:
         for seat in self._members.left_out:
             name = self._names.get(seat, f"the host with node rank {seat}")
             what = f"{name} was left out of this job"
-            error = JoinFailedError(what, "see the report of the job for the reason", is_needless=True)
+            error = JoinFailedError(what, "see the report of the job for the reason", kind="needless")
             client.set(f"{prefix}assignment/{seat}", failure_text(error))
 
     def arrange(

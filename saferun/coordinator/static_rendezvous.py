@@ -115,7 +115,7 @@ class StaticRendezvous:
         """
         if self._is_late and rdzv.spares:
             what = f"the job has ended without {rdzv.name}, which came late"
-            raise JoinFailedError(what, LATE_HINT, is_needless=True)
+            raise JoinFailedError(what, LATE_HINT, kind="needless")
         self._client = None
         self._round, self._is_late = -1, False
         rdzv.check()
@@ -276,7 +276,7 @@ class StaticRendezvous:
     def _withdraw(self, rdzv: RendezvousRound, withdrawal: Withdrawal) -> JoinFailedError:
         """Tell the other hosts why this one cannot start. A job that has begun is left alone."""
         what = f"{rdzv.name} cannot start: {withdrawal.what}"
-        error = JoinFailedError(what, withdrawal.hint, is_published=True, is_usage=withdrawal.is_usage)
+        error = JoinFailedError(what, withdrawal.hint, kind="usage" if withdrawal.is_usage else "", is_published=True)
         try:
             if withdrawal.leads:
                 self._serve(rdzv)
@@ -419,7 +419,7 @@ class StaticRendezvous:
             rdzv.set_status(f"{what}, which came late and is a spare for its next attempt")
             if rdzv.remaining_s <= 0:
                 what = f"{what}, and needed no other host within {rdzv.timeout_s:.0f} s"
-                raise JoinFailedError(what, LATE_HINT, is_needless=True)
+                raise JoinFailedError(what, LATE_HINT, kind="needless")
             return
         rdzv.set_status(f"{what}; waiting for its next attempt", is_fault=True)
         if rdzv.remaining_s <= 0:

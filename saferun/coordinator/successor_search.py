@@ -90,7 +90,7 @@ def find_successor(
                 if all(_is_gone(one, own) for one in before):
                     return None
     what = f"no spare ({names}) has begun to lead the job within {rdzv.timeout_s:.0f} s"
-    raise JoinFailedError(what, _HINT, is_needless=before is not None)
+    raise JoinFailedError(what, _HINT, kind="" if before is None else "needless")
 
 
 def _first_found(searches: Sequence[StoreSearch]) -> StoreClient | None:

@@ -320,18 +320,15 @@ def test_early_hosts_that_cannot_be_probed_in_time_are_not_gone(monkeypatch: pyt
 @pytest.mark.parametrize("end", [None, EndNote("saferunctl stop")])
 def test_all_hosts_learn_what_kind_of_failure_it_is(end: EndNote | None, *, is_usage: bool) -> None:
     """Each prints its own hint: how to do without a scheduler's hosts where some are missing."""
-    needless = JoinFailedError("what", "hint", is_needless=True, end=end)
-    of_usage = JoinFailedError("what", "hint", is_usage=is_usage, end=end)
+    needless = JoinFailedError("what", "hint", kind="needless", end=end)
+    of_usage = JoinFailedError("what", "hint", kind="usage" if is_usage else "", end=end)
     for error in (of_usage, needless, missing_error("hosts: node2", 3.0)):
         read = read_failure(failure_text(error).encode())
         assert read is not None
-        kinds = [(one.is_usage, one.is_needless, one.is_incomplete) for one in (error, read)]
-        assert kinds[0] == kinds[1]
-        assert (read.what, read.hint, read.end) == (error.what, error.hint, error.end)
+        assert (read.what, read.hint, read.kind, read.end) == (error.what, error.hint, error.kind, error.end)
     older = read_failure(b'["3 of 4 hosts did not come within 600 s", "see there"]')
     assert older is not None
-    assert not older.is_incomplete
-    assert not older.is_needless
+    assert not older.kind
 
 
 def test_of_an_earlier_rendezvous_only_what_tells_late_hosts_stays() -> None:
@@ -348,7 +345,7 @@ def test_a_job_that_has_run_meets_again_where_a_newcomer_cannot_take_part(*, goe
     store = Store()
     store.put("r0/host/2", encode_record(OWN._replace(name="node3")))
     store.put("r0/read", "9")
-    error = JoinFailedError("node2 has no secret", "pass one", is_usage=True)
+    error = JoinFailedError("node2 has no secret", "pass one", kind="usage")
     store.put("r0/fail", failure_text(error))
     collection = RecordCollection(Client(store), "r0/", 3, can_probe=False, goes_on=goes_on)  # type: ignore[arg-type]
     rdzv = RendezvousRound(fit(JoinRequest, {**MEETING, "timeout_s": 60}))

@@ -382,7 +382,7 @@ def test_an_assignment_that_is_for_another_process_is_waited_over_for_no_longer_
 def test_why_a_meeting_fails_is_told_over_what_somebody_has_written() -> None:
     store = MemoryStore()
     store.write("r0/fail", '["it failed", "elsewhere"]')
-    publish_failure(store.client(signer()), "r0/", JoinFailedError("node3 did not come", "look at it", is_usage=True))
+    publish_failure(store.client(signer()), "r0/", JoinFailedError("node3 did not come", "look at it", kind="usage"))
     thread, results = gather_in_background(RecordCollection(store.client(signer()), "r0/", 2, can_probe=False))
     thread.join()
     assert (results[0].what, results[0].hint, results[0].is_usage) == ("node3 did not come", "look at it", True)

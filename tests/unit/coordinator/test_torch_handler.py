@@ -12,7 +12,7 @@ from saferun.cluster.join_messages import JoinRequest
 from saferun.coordinator import handler_rendezvous, rendezvous_round, torch_handler
 from saferun.coordinator.handler_rendezvous import HandlerRendezvous
 from saferun.coordinator.record_collection import missing_error
-from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
+from saferun.coordinator.rendezvous_round import JoinFailedError, JoinFailure, RendezvousRound
 from saferun.coordinator.store_client import StoreClient
 from saferun.coordinator.torch_handler import handler_conf
 from saferun.text.typed_json import fit
@@ -216,13 +216,13 @@ def test_a_limit_gives_no_time_that_is_not_left(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("attempt", "elastic", "error", "times"),
+    ("attempt", "elastic", "kind", "times"),
     [
-        (1, True, {"is_usage": True}, 4),
-        (0, True, {"is_usage": True}, 1),
-        (1, False, {"is_usage": True}, 1),
-        (1, True, {}, 1),
-        (0, True, {"is_usage": True, "is_again": True}, 4),
+        (1, True, "usage", 4),
+        (0, True, "usage", 1),
+        (1, False, "usage", 1),
+        (1, True, "", 1),
+        (0, True, "again", 4),
     ],
     ids=["a running job", "no job has run", "all hosts are needed", "nobody was started wrongly", "the leader says so"],
 )
@@ -230,7 +230,7 @@ def test_a_running_elastic_job_does_not_end_for_a_newcomer_that_was_started_wron
     monkeypatch: pytest.MonkeyPatch,
     rendezvous: HandlerRendezvous,
     attempt: int,
-    error: dict[str, Any],
+    kind: JoinFailure,
     times: int,
     *,
     elastic: bool,
@@ -244,7 +244,7 @@ def test_a_running_elastic_job_does_not_end_for_a_newcomer_that_was_started_wron
 
     def fail(*_: object, goes_on: bool) -> None:
         meetings.append(goes_on)
-        raise JoinFailedError("node2 has no secret", "pass one", **error)
+        raise JoinFailedError("node2 has no secret", "pass one", kind=kind)
 
     monkeypatch.setattr(rendezvous, "_handler", SimpleNamespace(next_rendezvous=lambda: (object(), 0, 2)))
     monkeypatch.setattr(rendezvous, "_lead", fail)
