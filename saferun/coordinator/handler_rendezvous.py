@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from saferun.cluster.join_messages import EndNote
+from saferun.cluster.signed import Signer
 from saferun.coordinator.arrivals import Arrivals, waiting_text
 from saferun.coordinator.assignment_wait import await_assignment
 from saferun.coordinator.assignments import HostRecord
@@ -349,44 +350,27 @@ class HandlerRendezvous:
         found, port = StoreClient(store, ("", 0)), self._stores.ranks_port
         ranks = self._stores.serve_ranks() if port else None
         job = os.urandom(8).hex()
-        named = getattr(bootstrap, "master_addr", None) or rdzv.request.local_addr or socket.getfqdn()
-        way = master_addr(str(named), own.addresses)
-        ranks_port = port or (int(bootstrap.master_port) if bootstrap is not None else 0)
-
-        named = rdzv.secrecy.signer(rdzv.run_id, job)
-        agreement = rdzv.make_agreement(job) if named is None and hosts > 1 else None
-
-        def serve(*, one_port: bool) -> StoreClient:
-            """Serve the control store, by itself or as a part of the ranks' store, and publish where it is."""
-            if one_port and ranks is not None:
-                client = StoreClient.connect(prefix_class(self._stores.store_class), ranks.address)
-            else:
-                client = self._stores.serve_control()
-            client.signer = named or agreement
-            client.set(JOB_KEY, job)
-            if isinstance(client.signer, SecretAgreement):
-                client.signer.offer(client)
-            client.check(JOB_KEY)
-            control_port = port if one_port else self._stores.control_port
-            address = LeaderAddress(
-                job,
-                control_port,
-                ranks_port,
-                way,
-                own.addresses,
-                rdzv.run_id,
-                rdzv.most,
-                one_port=one_port,
-                moves=0,
-            )
-            publish_address(found, LEADER_KEY, rdzv, address)
-            return client
+        host_name = getattr(bootstrap, "master_addr", None) or rdzv.request.local_addr or socket.getfqdn()
+        named_signer = rdzv.secrecy.signer(rdzv.run_id, job)
+        agreement = rdzv.make_agreement(job) if named_signer is None and hosts > 1 else None
+        one_port = ranks is not None and (rdzv.request.one_port or self._one_port)
+        address = LeaderAddress(
+            job,
+            self._stores.control_port,
+            port or (int(bootstrap.master_port) if bootstrap is not None else 0),
+            master_addr(str(host_name), own.addresses),
+            own.addresses,
+            rdzv.run_id,
+            rdzv.most,
+            one_port=one_port,
+            moves=0,
+        )
+        serve = partial(self._serve_control, rdzv, found, address, named_signer or agreement)
 
         def mismatch() -> SecretMismatch | None:
             return mismatch_on_first_host(found, rdzv, job)
 
         collection_of = partial(RecordCollection, mismatch=mismatch, goes_on=goes_on)
-        one_port = ranks is not None and (rdzv.request.one_port or self._one_port)
         client = serve(one_port=one_port)
         may_move = ranks is not None and not one_port
         is_asked_for = partial(found.check, ASK_KEY) if may_move else lambda: False
@@ -394,14 +378,48 @@ class HandlerRendezvous:
         try:
             records = collection.collect(rdzv, own)
         except OnePortError:
-            # From now on, and after a restart as well: the way there will be no other.
+            # From now on, and after a restart as well: the network will be the same.
             self._one_port = True
             client = serve(one_port=True)
             collection.move()
             collection = collection_of(client, "r0/", hosts, can_probe=False)
             records = collection.collect(rdzv, own)
         assignment = collection.publish_assignments(records)
-        return RendezvousResult(assignment, client, job, attempt_prefix(assignment.attempt), records, way, ranks_port)
+        prefix = attempt_prefix(assignment.attempt)
+        return RendezvousResult(assignment, client, job, prefix, records, address.master_addr, address.ranks_port)
+
+    def _serve_control(
+        self,
+        rdzv: RendezvousRound,
+        found: StoreClient,
+        address: LeaderAddress,
+        signer: Signer | None,
+        *,
+        one_port: bool,
+    ) -> StoreClient:
+        """Serve the control store, by itself or as a part of the ranks' store, and publish its address.
+
+        Args:
+            rdzv: the rendezvous.
+            found: a connection to the store in which the others look for the address.
+            address: what is published, but for the control store's port and ``one_port``.
+            signer: signs the messages of the job; None: nothing does.
+            one_port: whether it is a part of the ranks' store.
+        """
+        ranks, control_port = self._stores.ranks, self._stores.control_port
+        if one_port and ranks is not None:
+            client = StoreClient.connect(prefix_class(self._stores.store_class), ranks.address)
+            control_port = self._stores.ranks_port
+        else:
+            client = self._stores.serve_control()
+        client.signer = signer
+        client.set(JOB_KEY, address.job)
+        if isinstance(signer, SecretAgreement):
+            signer.offer(client)
+        client.check(JOB_KEY)
+        address = address._replace(control_port=control_port, one_port=one_port)
+        publish_address(found, LEADER_KEY, rdzv, address)
+        return client
 
     def _follow(self, rdzv: RendezvousRound, own: HostRecord, store: Any, host: int) -> RendezvousResult:  # noqa: ANN401
         self._stores.drop_control()

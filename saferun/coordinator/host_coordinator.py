@@ -16,12 +16,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from saferun.cluster.join_messages import EndNote, HostsPart, Joined, JoinRequest, SecretSharing, parts_of
+from saferun.cluster.join_messages import EndNote, JoinRequest, SecretSharing
 from saferun.cluster.messages import MOST_TASKS
 from saferun.cluster.signed import CannotSealError
 from saferun.coordinator.assignments import HostRecord
 from saferun.coordinator.attempt import CoordinatorAttempt
 from saferun.coordinator.ended_attempts import EndedAttempts
+from saferun.coordinator.join_answers import join_answers
 from saferun.coordinator.rendezvous_round import (
     CancelledError,
     JobEndedError,
@@ -31,7 +32,7 @@ from saferun.coordinator.rendezvous_round import (
 )
 from saferun.coordinator.resumption import Resumption, decode_resumption, encode_resumption
 from saferun.coordinator.secrecy import NO_SECRET, Secrecy, secrecy_of
-from saferun.coordinator.secret_agreement import SecretAgreement, signed_fields
+from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.secret_process import SecretProcess
 from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.store_client import TRAFFIC, StoreClient
@@ -323,56 +324,26 @@ class HostCoordinator:
             before, oldest = self._attempt, self._last
             self._ended.add(before)
             self._attempt, self._last = attempt, before
-            assignment = result.assignment
-            for task, share in enumerate(assignment.tasks[: rdzv.task_count]):
+            for task, share in enumerate(result.assignment.tasks[: rdzv.task_count]):
                 connection = self._tasks.of_task(task)
-                if connection is None:
-                    continue
-                is_leader = assignment.host == 0 and task == 0
-                *earlier, hosts = parts_of(result.peers, result.host_infos) if is_leader else [HostsPart()]
-                for part in earlier:
-                    connection.send({"op": "hosts", "attempt": assignment.attempt, **part._asdict()})
-                joined = Joined(
-                    assignment.attempt,
-                    assignment.restarts,
-                    assignment.host,
-                    assignment.hosts,
-                    base_rank=share.base_rank,
-                    world_size=assignment.world_size,
-                    role_base=share.role_base,
-                    role_world_size=share.role_world_size,
-                    master_addr=result.master_addr,
-                    master_port=result.master_port,
-                    leader=is_leader,
-                    leader_name=assignment.leader_name,
-                    label=assignment.label,
-                    local_base=share.local_base,
-                    local_world_size=assignment.local_world_size,
-                    files=assignment.files,
-                    checked=assignment.checked,
-                    chunk_limit_bytes=assignment.chunk_limit_bytes,
-                    leader_addresses=assignment.leader_addresses,
-                    probe_endpoints=assignment.probe_endpoints if task == 0 else (),
-                    host_infos=hosts.host_infos,
-                    peers=hosts.peers,
-                    spare_peers=result.spare_peers if is_leader else (),
-                    replacements=result.replacements,
-                    successors=tuple(one.name for one in assignment.successors),
-                    **signed_fields(result.client.signer),
-                )
-                connection.send({"op": "joined", **joined._asdict()})
+                if connection is not None:
+                    for answer in join_answers(result, task, share):
+                        connection.send(answer)
             attempt.announce()
-            resumption = rendezvous.resumption(result, own)
-            if resumption is not None:
-                text = encode_resumption(resumption)
-                for one in self._tasks.connected():
-                    one.send({"op": "resumable", "attempt": assignment.attempt, "text": text if one.is_head else ""})
+            self._send_resumption(attempt, rendezvous.resumption(result, own))
         attempt.open()
         if attempt.is_leader:
             if rdzv.request.elastic:
                 rendezvous.watch_membership(lambda text: self._on_membership(attempt, text))
             if oldest is not None and oldest.is_leader:
                 self._in_background(oldest.forget)
+
+    def _send_resumption(self, attempt: CoordinatorAttempt, resumption: Resumption | None) -> None:
+        """Let the tasks know that the attempt can go on without this process; the head keeps what that takes."""
+        if resumption is not None:
+            text = encode_resumption(resumption)
+            for one in self._tasks.connected():
+                one.send({"op": "resumable", "attempt": attempt.number, "text": text if one.is_head else ""})
 
     def _on_membership(self, attempt: CoordinatorAttempt, text: str) -> None:
         if attempt is self._attempt:
@@ -400,6 +371,9 @@ class HostCoordinator:
             if rdzv.is_over:
                 return
             rdzv.is_over = True
+        self._send_to_joining(rdzv, message)
+
+    def _send_to_joining(self, rdzv: RendezvousRound, message: Message) -> None:
         for task in rdzv.joins:
             connection = self._tasks.of_task(task)
             if connection is not None:
@@ -413,10 +387,7 @@ class HostCoordinator:
         if rdzv is not None:
             message = rdzv.due_message()
             if message is not None:
-                for task in rdzv.joins:
-                    connection = self._tasks.of_task(task)
-                    if connection is not None:
-                        connection.send(message)
+                self._send_to_joining(rdzv, message)
             overdue = rdzv.overdue()
             if overdue is not None:
                 self._fail(rdzv, overdue)
