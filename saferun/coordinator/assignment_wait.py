@@ -92,46 +92,58 @@ def _await_assignment(
     farewell: _Farewell,
     begun: BegunWithout,
 ) -> HostAssignment:
-    signer = client.signer
-    if isinstance(signer, SecretAgreement):
+    if isinstance(client.signer, SecretAgreement):
         with _telling(client, prefix):
-            signer.take(client)
+            client.signer.take(client)
     _publish_record(client, prefix, host, rdzv, own)
     key = f"{prefix}assignment/{host}"
-    have_met = False
+    is_rendezvous_done = False
     while True:
         rdzv.check()
         # All hosts together ask a leader that may be slow: the more of them, the less often each.
         wait_s = max(_HAND_IN_AGAIN_S, rdzv.most * _HOST_S)
-        wait_s = _ANSWER_S if have_met else min(rdzv.request.report_every_s / 2, wait_s)
+        wait_s = _ANSWER_S if is_rendezvous_done else min(rdzv.request.report_every_s / 2, wait_s)
         text = client.get(key, max(0.1, min(wait_s, rdzv.remaining_s)))
         if text is not None:
-            if text == MOVED.encode():
-                with suppress(StoreBrokenError):
-                    client.add(f"{prefix}left", 1)
-                raise MovedError
-            assignment = decode_assignment(text)
-            if assignment is not None and signer is not None and signer.signs and not _is_for(text, own):
-                _await_another(client, prefix, host, rdzv, own, begun)
-                continue
+            assignment = _accept(text, client, prefix, own)
             if assignment is not None:
-                if isinstance(signer, SecretAgreement):
-                    with _telling(client, prefix):
-                        signer.join(text)
                 return assignment
-            client.add(f"{prefix}read", 1)
-            raise read_failure(text) or JoinFailedError(
-                "the assignment by the leader cannot be read",
-                "use the same version of saferun on all hosts",
-            )
+            _await_another(client, prefix, host, rdzv, own, begun)
+            continue
         _check_missed(client, prefix, key, rdzv)
         farewell.prepare()
-        had_met, have_met = have_met, client.check(f"{prefix}done")
-        if not _check_place(client, prefix, host, own, is_late=have_met):
+        was_done, is_rendezvous_done = is_rendezvous_done, client.check(f"{prefix}done")
+        if not _check_place(client, prefix, host, own, is_late=is_rendezvous_done):
             # Something in front of this host refuses connections, so that it was taken to be gone.
             _publish_record(client, prefix, host, rdzv, own)
         # Assignments follow at once: where there is none the next time either, it is for another process.
-        _report_wait(client, prefix, rdzv, begun if had_met and have_met else None)
+        _report_wait(client, prefix, rdzv, begun if was_done and is_rendezvous_done else None)
+
+
+def _accept(text: bytes, client: StoreClient, prefix: str, own: HostRecord) -> HostAssignment | None:
+    """What the leader has answered, as this host's assignment; None: it is another process's.
+
+    Raises:
+        JoinFailedError: this host gets none.
+        MovedError: it is to be asked for where the rendezvous goes on.
+    """
+    if text == MOVED.encode():
+        with suppress(StoreBrokenError):
+            client.add(f"{prefix}left", 1)
+        raise MovedError
+    assignment, signer = decode_assignment(text), client.signer
+    if assignment is None:
+        client.add(f"{prefix}read", 1)
+        raise read_failure(text) or JoinFailedError(
+            "the assignment by the leader cannot be read",
+            "use the same version of saferun on all hosts",
+        )
+    if signer is not None and signer.signs and not _is_for(text, own):
+        return None
+    if isinstance(signer, SecretAgreement):
+        with _telling(client, prefix):
+            signer.join(text)
+    return assignment
 
 
 def _await_another(
