@@ -313,11 +313,11 @@ class CoordinatorAttempt:
 
     # ---------------------------------------------------------------------------------------------------------- the end
 
-    def tick(self, seconds: float) -> None:
+    def tick(self, elapsed_s: float) -> None:
         """Time has passed."""
         if not self.is_leader:
-            self._channel.tick(seconds)
-            self.log.tick(seconds, self._probe_after_s)
+            self._channel.tick(elapsed_s)
+            self.log.tick(elapsed_s, self._probe_after_s)
             return
         self._channel.open_again()
         if self._is_deaf and not self._closed:
@@ -326,7 +326,7 @@ class CoordinatorAttempt:
                 threading.Thread(target=self._open_leader, daemon=True).start()
             except RuntimeError:
                 self._is_deaf = True
-        stalled = self._own_supervisor.tick(seconds)
+        stalled = self._own_supervisor.tick(elapsed_s)
         if stalled:
             # It cannot report that; one of the others does, and all wait for it where a decision is due, within bounds.
             self.log.append({"kind": "notice", "text": stalled})

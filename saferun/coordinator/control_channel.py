@@ -155,7 +155,7 @@ class ControlChannel:
         with self._woken:
             self._woken.notify_all()
 
-    def tick(self, seconds: float) -> None:
+    def tick(self, elapsed_s: float) -> None:
         """Time has passed; looks whether the store has answered anything meanwhile."""
         self.open_again()
         with self._lock:
@@ -165,7 +165,7 @@ class ControlChannel:
                 self._silent_s = 0.0
                 self._early = False
                 return
-            self._silent_s += min(seconds, _LONGEST_TICK_S)
+            self._silent_s += min(elapsed_s, _LONGEST_TICK_S)
             if self._repairing or self._closed:
                 return
             is_early = self._silent_s < self._probe_after_s

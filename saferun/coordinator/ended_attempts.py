@@ -27,9 +27,9 @@ class EndedAttempts:
         if attempt is not None:
             self._count, self._waited_s = self._count + 1, 0.0
 
-    def tick(self, seconds: float) -> None:
+    def tick(self, elapsed_s: float) -> None:
         """Time has passed."""
-        self._waited_s += seconds
+        self._waited_s += elapsed_s
         if self._count >= _MOST or (self._count and self._waited_s >= _COLLECT_AFTER_S):
             self._count = 0
             gc.collect()

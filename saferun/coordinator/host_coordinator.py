@@ -250,10 +250,10 @@ class HostCoordinator:
             else:
                 self._rejoined.append((connection, task))
 
-    def _note_missing(self, attempt: CoordinatorAttempt, seconds: float) -> None:
+    def _note_missing(self, attempt: CoordinatorAttempt, elapsed_s: float) -> None:
         """Tasks that do not rejoin have ended, which no other process notices."""
         if self._rejoin_s is not None and self._rejoin_s > 0:
-            self._rejoin_s -= seconds
+            self._rejoin_s -= elapsed_s
             for task in attempt.missing() if self._rejoin_s <= 0 else ():
                 if not attempt.lose_task(task):
                     self._tasks.send_all({"op": "task_lost", "task": task})
@@ -381,7 +381,7 @@ class HostCoordinator:
 
     # --------------------------------------------------------------------------------------------------- time, and ends
 
-    def tick(self, seconds: float) -> None:
+    def tick(self, elapsed_s: float) -> None:
         """Time has passed."""
         rdzv, attempt = self._rdzv, self._attempt
         if rdzv is not None:
@@ -392,9 +392,9 @@ class HostCoordinator:
             if overdue is not None:
                 self._fail(rdzv, overdue)
         if attempt is not None:
-            attempt.tick(seconds)
-            self._note_missing(attempt, seconds)
-        self._ended.tick(seconds)
+            attempt.tick(elapsed_s)
+            self._note_missing(attempt, elapsed_s)
+        self._ended.tick(elapsed_s)
         if self._secrecy is not None:
             count, key = self._secrecy.take_ignored()
             if count:

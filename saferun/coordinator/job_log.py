@@ -155,15 +155,15 @@ class JobLog:
             while self._unwritten and not self._ended and not self._channel.is_closed and time.monotonic() < give_up_at:
                 self._written.wait(_RECHECK_S)
 
-    def tick(self, seconds: float, patience_s: float) -> None:
+    def tick(self, elapsed_s: float, patience_s: float) -> None:
         """Time has passed. A wait that lasts longer than it was to last has a connection that is gone without a word.
 
         Args:
-            seconds: since the last call.
+            elapsed_s: since the last call.
             patience_s: for how long the store may answer nothing.
         """
         with self._lock:
-            self._waiting_s += min(seconds, _LONGEST_TICK_S)
+            self._waiting_s += min(elapsed_s, _LONGEST_TICK_S)
             if self._waiting_s < _WAIT_S + patience_s:
                 return
             self._waiting_s = 0.0

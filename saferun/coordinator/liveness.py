@@ -246,9 +246,9 @@ class OwnSupervisor:
         self._stuck_s = 0.0
         self._unchecked_s = 0.0
 
-    def tick(self, seconds: float) -> str:
+    def tick(self, elapsed_s: float) -> str:
         """Time has passed. Returns what is to be reported now; empty: nothing."""
-        self._unchecked_s += seconds
+        self._unchecked_s += elapsed_s
         if self._unchecked_s < self._interval_s:
             return ""
         stuck = stuck_processes(self._pids, self._seen_in_d)
