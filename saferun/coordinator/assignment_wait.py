@@ -93,7 +93,7 @@ def _await_assignment(
     begun: BegunWithout,
 ) -> HostAssignment:
     if isinstance(client.signer, SecretAgreement):
-        with _telling(client, prefix):
+        with _publishing_failure(client, prefix):
             client.signer.take(client)
     _publish_record(client, prefix, host, rdzv, own)
     key = f"{prefix}assignment/{host}"
@@ -141,7 +141,7 @@ def _accept(text: bytes, client: StoreClient, prefix: str, own: HostRecord) -> H
     if signer is not None and signer.signs and not _is_for(text, own):
         return None
     if isinstance(signer, SecretAgreement):
-        with _telling(client, prefix):
+        with _publishing_failure(client, prefix):
             signer.join(text)
     return assignment
 
@@ -169,7 +169,7 @@ def _report_wait(client: StoreClient, prefix: str, rdzv: RendezvousRound, begun:
     message = printable((client.find(f"{prefix}missing") or b"").decode(errors="replace")[:LONGEST_MESSAGE])
     rdzv.wait_for(message or "the leader's answer")
     if rdzv.remaining_s <= 0:
-        with _telling(client, prefix):
+        with _publishing_failure(client, prefix):
             error = missing_error(message or "hosts", rdzv.timeout_s, rdzv.answer_s)
             error.is_published = bool(message)  # by the first host, whose time is over as well
             raise error
@@ -208,8 +208,8 @@ def _check_missed(client: StoreClient, prefix: str, key: str, rdzv: RendezvousRo
 
 
 @contextmanager
-def _telling(client: StoreClient, prefix: str) -> Iterator[None]:
-    """Publish why this host does not take part."""
+def _publishing_failure(client: StoreClient, prefix: str) -> Iterator[None]:
+    """If joining fails in this block, publish why, so that the others fail with the same message."""
     try:
         yield
     except JoinFailedError as error:

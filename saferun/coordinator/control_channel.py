@@ -29,7 +29,7 @@ from saferun.coordinator.liveness_probe import (
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 
 _JOB_TIMEOUT_S = 2.0
-# Parts of the host timeout: when a store that does not answer is first looked after, and how often it is searched for.
+# Parts of the host timeout: when a store that does not answer is first checked, and how often it is searched for.
 _EARLY_SHARE = 1 / 3
 _SEARCH_SHARE = 1 / 6
 _LEAST_SEARCH_S = 0.5
@@ -93,7 +93,7 @@ class ControlChannel:
         self._broken: StoreClient | None = None  # broke while another thread was already repairing the channel
         self._is_unmade = False  # no thread could be started for those who use it
         self._made_at = -_LEAST_PAUSE_S  # when it was made again last
-        self._early = False  # the store was looked after since it answered last
+        self._early = False  # the store was checked since it answered last
         self._closed = False
         self._answers = -1
         self._silent_s = 0.0
@@ -190,7 +190,7 @@ class ControlChannel:
         Args:
             broken: the connection.
             is_silent: it is there, and nothing is answered.
-            is_early: that has not lasted long: only a channel whose way is cut, and to which there is another, is made.
+            is_early: that has not lasted long: the channel is made only if its route is cut and there is another one.
         """
         with self._lock:
             if self._closed or broken not in {self.client, self.watching}:
@@ -214,13 +214,13 @@ class ControlChannel:
             pause_s = self._made_at + _LEAST_PAUSE_S - time.monotonic()
             if pause_s > 0 and self._woken.wait_for(lambda: self.is_closed, pause_s):
                 return
-        way, port = broken.address
+        address, port = broken.address
         # A connection that is there does not end with the coordinator of its other end still at work.
-        ended = how_it_ended(self._leader, [way, *self._addresses], port) if not is_silent else None
+        ended = how_it_ended(self._leader, [address, *self._addresses], port) if not is_silent else None
         finding = ended or self._ask_leader(broken)
         if is_early and finding.why != CUT:
             return
-        if self._is_made(finding, broken.address[0]) or is_early or self._is_unmade:
+        if self._reconnect(finding, address) or is_early or self._is_unmade:
             return
         if finding.why in {GONE, ENDED} or (finding.why == FROZEN and not is_silent):
             # What held the store has ended; where a process holds its port still, there may be another one.
@@ -228,19 +228,23 @@ class ControlChannel:
         else:
             self._search(finding, broken)
 
-    def _is_made(self, finding: SilenceReason, way: str) -> bool:
-        """Make the channel again where the store answers; whether it is there."""
+    def _reconnect(self, finding: SilenceReason, address: str) -> bool:
+        """Make the channel again where the store answers; whether it is there now.
+
+        Args:
+            finding: of a probe of the leader.
+            address: the one that was used before; the channel has moved if the store answers at another one.
+        """
         if finding.why not in {REACHED, CUT} or not finding.address:
             return False
         try:
-            address = (finding.address, self.client.address[1])
-            client = StoreClient.connect(self.client.store_class, address, signer=self.client.signer)
-            self._make(client)
+            found = (finding.address, self.client.address[1])
+            self._make(StoreClient.connect(self.client.store_class, found, signer=self.client.signer))
         except StoreBrokenError:
             return False
         self._made_at = time.monotonic()
-        if finding.address != way:
-            self._on_moved(way, finding.address)
+        if finding.address != address:
+            self._on_moved(address, finding.address)
         return True
 
     def _lose(self, finding: SilenceReason, *, may_come_again: bool) -> None:
@@ -251,7 +255,7 @@ class ControlChannel:
 
     def _search(self, finding: SilenceReason, broken: StoreClient) -> None:
         """Try all addresses again and again, until there is a channel or it is closed."""
-        way = broken.address[0]
+        address = broken.address[0]
         pause_s = max(_LEAST_SEARCH_S, self._probe_after_s * _SEARCH_SHARE)
         reported = ""
         while True:
@@ -264,13 +268,13 @@ class ControlChannel:
                 if self._woken.wait_for(lambda: self.is_closed, pause_s):
                     return
             finding = self._ask_leader(broken)
-            if self._is_made(finding, way):
-                if finding.address == way:
-                    self._on_moved(way, way)
+            if self._reconnect(finding, address):
+                if finding.address == address:
+                    self._on_moved(address, address)
                 return
 
     def _ask_leader(self, broken: StoreClient) -> SilenceReason:
-        way, port = broken.address
+        used, port = broken.address
 
         def answers(address: str) -> bool:
             with self._lock:
@@ -286,4 +290,4 @@ class ControlChannel:
                 with self._lock:
                     self._unanswered[address] -= 1
 
-        return probe_host(self._leader, self._addresses, port, way=way, answers=answers)
+        return probe_host(self._leader, self._addresses, port, address=used, answers=answers)

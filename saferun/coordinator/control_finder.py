@@ -128,7 +128,7 @@ class ControlFinder:
             message = f"{rdzv.name} was started for {rdzv.hosts_text}, {first} for {theirs}"
             option = "--nnodes" if found.hosts != rdzv.most else "--spares"
             error = JoinFailedError(message, f"give all hosts the same {option}")
-            self._spoil(rdzv, ranks, found, error, signer=signer)
+            self._fail_for_all(rdzv, ranks, found, error, signer=signer)
             raise error
         return self._connect_control(rdzv, ranks, found, signer)
 
@@ -140,7 +140,7 @@ class ControlFinder:
         self, rdzv: RendezvousRound, kind: str, ranks: StoreClient, found: LeaderAddress
     ) -> JoinFailedError:
         def fail_round(error: JoinFailedError) -> None:
-            self._spoil(rdzv, ranks, found, error, signer=None)
+            self._fail_for_all(rdzv, ranks, found, error, signer=None)
 
         seen = found._replace(master_addr=rdzv.master_addr)
         return mismatch_error(kind, ranks, rdzv, rdzv.request.node_rank or 0, seen, fail_round)
@@ -187,7 +187,7 @@ class ControlFinder:
             raise StoreBrokenError("the store is not this job's any more")
         return client
 
-    def _spoil(
+    def _fail_for_all(
         self,
         rdzv: RendezvousRound,
         ranks: StoreClient,
@@ -196,7 +196,7 @@ class ControlFinder:
         *,
         signer: Signer | None,
     ) -> None:
-        """Let the rendezvous that is under way fail for all."""
+        """Make the current rendezvous fail on all hosts."""
         try:
             client = self._connect_control(rdzv, ranks, found, signer)
             number = client.get("round", 1.0)

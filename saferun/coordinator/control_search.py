@@ -52,9 +52,9 @@ class ControlSearch:
         self.leader = leader
         self._first_until = time.monotonic() + patience_s
         self._searches: list[StoreSearch] = []
-        for way in dict.fromkeys(addresses):
+        for address in dict.fromkeys(addresses):
             try:
-                self._searches.append(StoreSearch(kind, way, [leader.control_port], accept, signer))
+                self._searches.append(StoreSearch(kind, address, [leader.control_port], accept, signer))
             except RuntimeError:
                 if not self._searches:
                     raise

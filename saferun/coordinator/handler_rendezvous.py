@@ -426,14 +426,14 @@ class HandlerRendezvous:
         self._stores.drop_ranks()
         search, moved = LeaderSearch(self._stores.store_class, StoreClient(store, ("", 0)), own, host), False
         while True:
-            client, leader, way = search.find(rdzv, moved=moved)
+            client, leader, address = search.find(rdzv, moved=moved)
             try:
                 assignment = await_assignment(client, "r0/", host, rdzv, own)
             except MovedError:
                 moved = True
                 continue
             return RendezvousResult(
-                assignment, client, leader.job, attempt_prefix(assignment.attempt), [], way, leader.ranks_port
+                assignment, client, leader.job, attempt_prefix(assignment.attempt), [], address, leader.ranks_port
             )
 
 

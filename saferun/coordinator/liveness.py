@@ -99,7 +99,7 @@ class Liveness:
     def _ask(self, host: int) -> SilenceReason:
         record = self._records[host]
         addresses = [a for a in record.addresses if a not in self._own_addresses] or list(record.addresses)
-        return self._probe_host(self._labels[host], addresses, record.port, way=None)
+        return self._probe_host(self._labels[host], addresses, record.port, address=None)
 
     def _may_refuse(self, monitor: HeartbeatMonitor, host: int) -> bool:
         """Whether something before a host may refuse its port: it does if heartbeats have come since a refusal."""

@@ -32,7 +32,7 @@ FROZEN = "frozen"
 UNREACHABLE = "unreachable"
 UNKNOWN = "unknown"
 ENDED = "ended"
-# Its ranks may be at work all the same: only the way to it is gone, or its saferun was stopped.
+# Its ranks may be at work all the same: only the route to it is gone, or its saferun was stopped.
 MAY_WORK = frozenset({CUT, UNREACHABLE, UNKNOWN, FROZEN})
 
 
@@ -58,7 +58,7 @@ def probe_host(
     addresses: Sequence[str],
     port: int,
     *,
-    way: str | None,
+    address: str | None,
     answers: Callable[[str], bool] | None = None,
     is_answer_enough: bool = False,
 ) -> SilenceReason:
@@ -68,18 +68,18 @@ def probe_host(
         name: the host's, for messages.
         addresses: names or numeric addresses.
         port: the host's control port; 0: unknown.
-        way: the address that messages go to, where they go from here to there.
+        address: the one that messages go to, where they go from here to there.
         answers: whether a coordinator answers at an address that accepts connections; None: it says ``ANSWER``.
         is_answer_enough: whether nothing else is waited for once it has answered at one address. Else it has these
-            seconds to find another way by itself.
+            seconds to find another address by itself.
 
     Returns:
-        ``reached`` means that the way to it works after all.
+        ``reached`` means that it can be reached after all.
     """
-    tried = list(dict.fromkeys(([way] if way else []) + list(addresses)))[:_MOST_ADDRESSES]
+    tried = list(dict.fromkeys(([address] if address else []) + list(addresses)))[:_MOST_ADDRESSES]
     if not port or not tried:
         return SilenceReason(UNKNOWN, f"no address is known for {name}")
-    return judge(name, _Probe(port, answers, is_answer_enough=is_answer_enough).results(tried), way)
+    return judge(name, _Probe(port, answers, is_answer_enough=is_answer_enough).results(tried), address)
 
 
 class _Probe:
@@ -187,24 +187,24 @@ def ended_reason(name: str, answer: bytes) -> SilenceReason | None:
     return SilenceReason(ENDED, f"the coordinator of {name} ended{by}")
 
 
-def judge(name: str, observations: Sequence[Observation], way: str | None) -> SilenceReason:
+def judge(name: str, observations: Sequence[Observation], address: str | None) -> SilenceReason:
     """What the observations of a host's addresses mean. Pure.
 
     Args:
         name: the host's.
         observations: one for each address.
-        way: the address that messages go to.
+        address: the one that messages go to.
     """
     answering = [observation for observation in observations if observation.answered]
     if answering:
-        if way is None:
+        if address is None:
             message = f"{name} answers at {answering[0].address}, but its messages do not arrive"
             return SilenceReason(CUT, message, answering[0].address)
-        if any(observation.address == way for observation in answering):
-            return SilenceReason(REACHED, f"{name} answers", way)
+        if any(observation.address == address for observation in answering):
+            return SilenceReason(REACHED, f"{name} answers", address)
         blocked = next(
-            (observation.message for observation in observations if observation.address == way),
-            f"{way} does not answer",
+            (observation.message for observation in observations if observation.address == address),
+            f"{address} does not answer",
         )
         message = f"{name} answers at {answering[0].address}, but not where its messages go: {blocked}"
         return SilenceReason(CUT, message, answering[0].address)

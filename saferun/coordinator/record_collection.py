@@ -456,7 +456,7 @@ def is_gone(record: HostRecord, own: HostRecord) -> bool:
     if is_namesake and _supervisors(record) and _supervisors(record) == _supervisors(own):
         return True
     addresses = [a for a in record.addresses if a not in own.addresses] or list(record.addresses)
-    why = probe_host(record.name, addresses, record.port, way=None, is_answer_enough=True).why
+    why = probe_host(record.name, addresses, record.port, address=None, is_answer_enough=True).why
     return why == GONE or (is_namesake and why == UNREACHABLE)
 
 

@@ -67,7 +67,7 @@ class SecretAgreement(Signer):
     ) -> None:
         self.job = job
         self.why = ""  # what is shared by no means, or not with all
-        self.way = ""  # by which it is shared
+        self.channel = ""  # by which it is shared: munge, or a file
         self.is_agreed = False
         self.refused: set[int] = set()  # on the first host: who did not take what each host has to take
         self._sharing = sharing
@@ -93,7 +93,7 @@ class SecretAgreement(Signer):
     @property
     def shared(self) -> SharedSecret:
         """What a replacement of this process adopts; nothing where the messages of the attempt are not signed."""
-        return SharedSecret(self._secret.hex(), self.way) if self.is_agreed else SharedSecret()
+        return SharedSecret(self._secret.hex(), self.channel) if self.is_agreed else SharedSecret()
 
     def resume(self, shared: SharedSecret) -> None:
         """Go on with what the hosts have agreed on.
@@ -104,7 +104,7 @@ class SecretAgreement(Signer):
         """
         if shared.secret:
             self._adopt(bytes.fromhex(shared.secret))
-            self.way, self.is_agreed = shared.way, True
+            self.channel, self.is_agreed = shared.way, True
 
     def _adopt(self, secret: bytes) -> None:
         from saferun.cluster.secret import JobSecret
@@ -134,12 +134,12 @@ class SecretAgreement(Signer):
             text, why = "", f"evidence cannot be encrypted: {error}"
         self.why = "" if text else display_text(why, _LONGEST_MESSAGE)
         if text:
-            self.way = "file" if made else "munge"
+            self.channel = "file" if made else "munge"
             client.set(OFFER_KEY, text)
 
     def keep(self, client: StoreClient) -> None:
         """Make the offer again before it expires, while hosts are waited for."""
-        if self.way == "munge" and self._offered_at is not None and time.monotonic() - self._offered_at > _AGAIN_S:
+        if self.channel == "munge" and self._offered_at is not None and time.monotonic() - self._offered_at > _AGAIN_S:
             self.offer(client)
 
     def conclude(self, prefix: str, names: Mapping[int, str]) -> None:
@@ -154,7 +154,7 @@ class SecretAgreement(Signer):
         """
         without = [name for host, name in names.items() if not self._has.get(f"{prefix}host/{host}")]
         self.is_agreed = self._strict is not None and not without
-        if self.way == "file":
+        if self.channel == "file":
             self._sharing.withdraw()  # all who could have taken it
         if self._strict is not None and without:
             more = f" and {len(without) - 4} more" if len(without) > 4 else ""  # noqa: PLR2004
@@ -187,7 +187,7 @@ class SecretAgreement(Signer):
         else:
             secret, self.why = self._sharing.take(stored.decode(errors="replace"), self._run_id, self.job, self._base)
             self.why = display_text(self.why, _LONGEST_MESSAGE)
-            self.way = "munge" if b'"munge"' in stored else "file"
+            self.channel = "munge" if b'"munge"' in stored else "file"
             try:
                 if secret:
                     self._adopt(secret)
@@ -268,5 +268,5 @@ def signed_fields(signer: Signer | None) -> dict[str, str]:
     if not isinstance(signer, SecretAgreement):
         return {"signed": "secret file" if signer is not None else ""}
     if signer.is_agreed:
-        return {"signed": signer.way}
-    return {"signed": "", "unsigned_why": signer.why, "offered": signer.way}
+        return {"signed": signer.channel}
+    return {"signed": "", "unsigned_why": signer.why, "offered": signer.channel}

@@ -380,8 +380,8 @@ class StaticRendezvous:
                 self._client = self._finder.find(rdzv, moved=True)
         self._is_late, self._last = False, assignment
         prefix, finder = attempt_prefix(assignment.attempt), self._finder
-        way = finder.master_addr or rdzv.master_addr
-        return RendezvousResult(assignment, self._control, finder.job, prefix, [], way, finder.port)
+        address = finder.master_addr or rdzv.master_addr
+        return RendezvousResult(assignment, self._control, finder.job, prefix, [], address, finder.port)
 
     def _wait_for_round(self, client: StoreClient, rdzv: RendezvousRound) -> int:
         """The number of the rendezvous that this host can take part in."""

@@ -211,8 +211,8 @@ class StoreSearch:
             self._results[port] = PortResult(NO_STORE, silent)
             self._accepted.add(port)
         try:
-            way = self._host, port
-            client = StoreClient.connect(self._store_class, way, connection=connection, signer=self._signer)
+            address = self._host, port
+            client = StoreClient.connect(self._store_class, address, connection=connection, signer=self._signer)
             objection = self._accept(client)
         except StoreBrokenError as error:
             self._doubt()

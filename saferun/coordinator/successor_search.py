@@ -69,9 +69,9 @@ def find_successor(
     probe_at = time.monotonic()
     with ExitStack() as ending:
         searches = {
-            (way, one.port): StoreSearch(stores.store_class, way, [one.port], accept)
+            (address, one.port): StoreSearch(stores.store_class, address, [one.port], accept)
             for one in successors
-            for way in [address for address in one.addresses if address not in own][:_MOST_ADDRESSES]
+            for address in [a for a in one.addresses if a not in own][:_MOST_ADDRESSES]
         }
         for search in searches.values():
             ending.callback(search.end)
@@ -111,4 +111,4 @@ def _learn(rdzv: RendezvousRound, finder: ControlFinder, client: StoreClient, ad
 
 def _is_gone(one: Successor, own: Sequence[str]) -> bool:
     addresses = [address for address in one.addresses if address not in own] or list(one.addresses)
-    return probe_host(one.name, addresses, one.port, way=None).why in {GONE, UNREACHABLE}
+    return probe_host(one.name, addresses, one.port, address=None).why in {GONE, UNREACHABLE}

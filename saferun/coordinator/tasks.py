@@ -122,7 +122,7 @@ class Tasks:
         os.set_blocking(self._wake_write, False)
         self.head = TaskConnection(head, is_head=True, wake=self.wake)
         self._listener = listener
-        self._knocked = probed
+        self._probed = probed
         self._answers_probes = probed is not None
         self._accept_at = 0.0  # no connection is accepted before: there were no descriptors, or no memory
         self._probes_changed = threading.Event()
@@ -155,7 +155,7 @@ class Tasks:
 
         Not to be called by the loop's own thread.
         """
-        if self._knocked is None or self._answers_probes == answers:
+        if self._probed is None or self._answers_probes == answers:
             return
         self._probes_changed.clear()
         self._answers_probes = answers
@@ -202,8 +202,8 @@ class Tasks:
         if time.monotonic() >= self._accept_at:
             if self._listener is not None and len(self._connections) < _MOST_CONNECTIONS:
                 poll.register(self._listener.fileno(), select.POLLIN)
-            if self._knocked is not None and self._answers_probes:
-                poll.register(self._knocked.fileno(), select.POLLIN)
+            if self._probed is not None and self._answers_probes:
+                poll.register(self._probed.fileno(), select.POLLIN)
         self._probes_changed.set()
         return poll.poll(_TICK_S * 1000)
 
@@ -253,9 +253,9 @@ class Tasks:
         self._connections[task.fd] = task
 
     def _answer_probe(self) -> None:
-        if self._knocked is None or not self._answers_probes:
+        if self._probed is None or not self._answers_probes:
             return
-        connection = self._accept(self._knocked)
+        connection = self._accept(self._probed)
         if connection is not None:
             with connection, suppress(OSError):
                 connection.send(ANSWER, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

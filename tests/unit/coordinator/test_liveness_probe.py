@@ -69,8 +69,8 @@ def test_a_cut_names_the_way_that_works_and_the_one_that_does_not() -> None:
 
 def test_without_an_address_nothing_is_claimed() -> None:
     """Unknown is an honest answer."""
-    assert probe_host("node3", [], 4711, way=None).why == "unknown"
-    assert probe_host("node3", ["127.0.0.1"], 0, way=None).why == "unknown"
+    assert probe_host("node3", [], 4711, address=None).why == "unknown"
+    assert probe_host("node3", ["127.0.0.1"], 0, address=None).why == "unknown"
 
 
 def test_a_refusal_is_enough_where_other_addresses_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_a_refusal_is_enough_where_other_addresses_are_silent(monkeypatch: pytes
 
     monkeypatch.setattr("saferun.coordinator.liveness_probe._ask", look)
     monkeypatch.setattr("saferun.coordinator.liveness_probe._CONNECT_TIMEOUT_S", 1000.0)
-    assert probe_host("node3", [DATA, MANAGEMENT], 4711, way=None).why == "gone"
+    assert probe_host("node3", [DATA, MANAGEMENT], 4711, address=None).why == "gone"
     assert not is_over, "it waited for the other address"
     never.set()
 
@@ -104,7 +104,7 @@ def test_an_answer_is_enough_where_only_that_is_asked_for(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("saferun.coordinator.liveness_probe._ask", look)
     monkeypatch.setattr("saferun.coordinator.liveness_probe._CONNECT_TIMEOUT_S", 1000.0)
-    found = probe_host("node3", [DATA, MANAGEMENT], 4711, way=None, is_answer_enough=True)
+    found = probe_host("node3", [DATA, MANAGEMENT], 4711, address=None, is_answer_enough=True)
     assert (found.why, found.address) == ("cut", MANAGEMENT)
     never.set()
 
@@ -121,7 +121,7 @@ def test_a_silent_host_has_the_whole_time_to_find_another_way(monkeypatch: pytes
         return sight(address, SILENT if address == DATA else CONNECTED, answered=address != DATA)
 
     monkeypatch.setattr("saferun.coordinator.liveness_probe._ask", look)
-    assert probe_host("node3", [DATA, MANAGEMENT], 4711, way=None).why == "cut"
+    assert probe_host("node3", [DATA, MANAGEMENT], 4711, address=None).why == "cut"
     assert waited.is_set()
 
 
@@ -138,7 +138,7 @@ def test_an_answer_that_comes_after_a_refusal_counts(monkeypatch: pytest.MonkeyP
         return sight(address, CONNECTED, answered=True)
 
     monkeypatch.setattr("saferun.coordinator.liveness_probe._ask", look)
-    assert probe_host("node3", [DATA, MANAGEMENT], 4711, way=DATA).why == "cut"
+    assert probe_host("node3", [DATA, MANAGEMENT], 4711, address=DATA).why == "cut"
 
 
 @pytest.mark.parametrize(("is_fault", "after_s", "told"), [(True, 3, True), (True, 1, False), (False, 3, False)])
@@ -303,7 +303,7 @@ def test_where_no_thread_can_be_started_an_address_is_tried_all_the_same(monkeyp
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    assert probe_host("node3", ["127.0.0.1"], own_port(), way=None).why == "gone"
+    assert probe_host("node3", ["127.0.0.1"], own_port(), address=None).why == "gone"
 
 
 class Told:
