@@ -410,14 +410,14 @@ def test_the_coordinator_knows_only_the_ground_floor() -> None:
     forked = {"saferun.linux.prctl", "saferun.cluster.secret_sharing"}
     texts = {f"saferun.text.{name}" for name in ("decoding", "framing", "master_port", "typed_json", "wording")}
     system = {f"saferun.linux.{name}" for name in ("descriptors", "procfs", "search_path", "stuck")}
+    shared = {f"saferun.cluster.{name}" for name in ("join_messages", "messages", "secret", "signed", "silence")}
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: imports {module}"
         for path in _sources(PACKAGE / "coordinator")
         for module, line in _imports(path)
         if _is_of(module, "saferun")
         and _room(module) not in {"coordinator", "errors", "model", "__init__"}
-        and module not in {*system, *texts}
-        and module not in {f"saferun.cluster.{name}" for name in ("join_messages", "messages", "secret", "signed")}
+        and module not in {*system, *texts, *shared}
         and (path.stem != "secret_process" or module not in forked)
     ]
     assert not wrong

@@ -25,6 +25,7 @@ from saferun.cluster.messages import (
     task_of,
 )
 from saferun.cluster.rank_reports import RankReports
+from saferun.cluster.silence import GONE, UNKNOWN, UNREACHABLE
 from saferun.cluster.silent_hosts import SilentHosts
 from saferun.cluster.task_states import TaskStates
 from saferun.config import LaunchConfig
@@ -48,7 +49,7 @@ from saferun.text.decoding import display_text, number
 _LONGEST_LEFTOVERS = 300
 _LONGEST_NAME = 255
 _MOST_RANKS = 100_000
-_GONE = ("gone", "unreachable")
+_LOST_IF = (GONE, UNREACHABLE)
 # While a host is silent, at most so many others are asked whether their ranks make progress.
 _MOST_ASKED = 8
 _HINT = "look at that host: the last messages of saferun there, and dmesg"
@@ -414,7 +415,7 @@ class JobAttempt:
         self.context.calls.post(HostsUnreachable(now, attempt, text) if text else HostsReachable(now, attempt))
 
     def _on_lost(self, message: JsonObject) -> None:
-        if message.get("op") == "probed" and message.get("why") not in _GONE:
+        if message.get("op") == "probed" and message.get("why") not in _LOST_IF:
             return
         host = number(message["host"], 0, MOST_HOSTS)
         if host in self._roster.spares:
@@ -496,4 +497,4 @@ class JobAttempt:
 
 
 def _why(message: JsonObject) -> str:
-    return display_text(message.get("why") or "unknown", _LONGEST_NAME)
+    return display_text(message.get("why") or UNKNOWN, _LONGEST_NAME)

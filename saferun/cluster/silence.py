@@ -13,7 +13,32 @@ from __future__ import annotations
 
 from saferun.model import Value
 
-__all__ = ["GO_ON", "HOLD_OUT", "LOST", "WAIT", "Progress", "SilentHost", "judge", "together"]
+__all__ = [
+    "CUT",
+    "ENDED",
+    "FROZEN",
+    "GONE",
+    "GO_ON",
+    "HOLD_OUT",
+    "LOST",
+    "REACHED",
+    "UNKNOWN",
+    "UNREACHABLE",
+    "WAIT",
+    "Progress",
+    "SilentHost",
+    "judge",
+    "together",
+]
+
+# Why a host is silent, as the liveness probe finds out (``coordinator/liveness_probe.py``).
+GONE = "gone"
+REACHED = "reached"
+CUT = "cut"
+FROZEN = "frozen"
+UNREACHABLE = "unreachable"
+UNKNOWN = "unknown"
+ENDED = "ended"
 
 WAIT = "wait"
 GO_ON = "go on"
@@ -21,9 +46,9 @@ HOLD_OUT = "hold out"
 LOST = "lost"
 
 # Certain: its saferun does not run there any more, and its ranks end with it.
-_CERTAIN = frozenset({"gone"})
+_CERTAIN = frozenset({GONE})
 # It is certain that the host is up.
-_UP = frozenset({"cut", "frozen"})
+_UP = frozenset({CUT, FROZEN})
 # Ranks must have stood still for this share of the host timeout before a silent host is taken to be the reason.
 _STILL_SHARE = 0.5
 

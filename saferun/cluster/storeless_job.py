@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from saferun.cluster.progress import ObservedRank, ProgressWatch
-from saferun.cluster.silence import GO_ON, LOST, Progress, SilentHost, judge
+from saferun.cluster.silence import CUT, GO_ON, LOST, Progress, SilentHost, judge
 from saferun.linux.poller import Poller
 
 TYPE_CHECKING = False
@@ -77,7 +77,7 @@ class StorelessJob:
         self._has_store = has_store
         self.is_over = False
         # The host is up, so that ranks that are at work are enough.
-        self._silent = SilentHost(0, "", "cut", lost.what, lost.at)
+        self._silent = SilentHost(0, "", CUT, lost.what, lost.at)
         self._watch = ProgressWatch(host_timeout_s / 2, poller)
         self._watch.begin(lost.at)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from saferun.cluster.silence import CUT, REACHED, UNKNOWN
 from saferun.coordinator.assignments import HostRecord
 from saferun.coordinator.clock_exchange import ClockExchange, ClockSample, ClockServer
 from saferun.coordinator.control_channel import ControlChannel
@@ -16,7 +17,7 @@ from saferun.coordinator.evidence_chunks import ChunkReader, chunk_key, is_chunk
 from saferun.coordinator.heartbeats import HeartbeatMonitor, Heartbeats
 from saferun.coordinator.job_log import ANSWERS, JobLog
 from saferun.coordinator.liveness import Liveness, OwnSupervisor
-from saferun.coordinator.liveness_probe import CUT, REACHED, UNKNOWN, SilenceReason
+from saferun.coordinator.liveness_probe import SilenceReason
 from saferun.coordinator.prefix_store import PrefixStore
 from saferun.coordinator.rendezvous_round import RendezvousResult, RendezvousRound
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient

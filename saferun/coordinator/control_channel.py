@@ -15,17 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from saferun.coordinator.liveness_probe import (
-    CUT,
-    ENDED,
-    FROZEN,
-    GONE,
-    REACHED,
-    UNKNOWN,
-    SilenceReason,
-    how_it_ended,
-    probe_host,
-)
+from saferun.cluster.silence import CUT, ENDED, FROZEN, GONE, REACHED, UNKNOWN
+from saferun.coordinator.liveness_probe import SilenceReason, how_it_ended, probe_host
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 
 _JOB_TIMEOUT_S = 2.0

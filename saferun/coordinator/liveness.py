@@ -9,18 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
+from saferun.cluster.silence import CUT, GONE, REACHED, UNKNOWN, UNREACHABLE
 from saferun.coordinator.assignments import HostRecord
 from saferun.coordinator.heartbeats import HeartbeatMonitor
-from saferun.coordinator.liveness_probe import (
-    CUT,
-    GONE,
-    MAY_WORK,
-    REACHED,
-    UNKNOWN,
-    UNREACHABLE,
-    SilenceReason,
-    probe_host,
-)
+from saferun.coordinator.liveness_probe import MAY_WORK, SilenceReason, probe_host
 from saferun.coordinator.stuck_processes import stuck_message, stuck_processes, wait_locations
 
 # For how long a host that answers is given to send another heartbeat.

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from saferun.cluster.messages import COORDINATOR_ENDED
+from saferun.cluster.silence import CUT, ENDED, FROZEN, GONE, REACHED, UNKNOWN, UNREACHABLE
 from saferun.coordinator.dial import CONNECTED, REFUSED, SILENT, UNKNOWN_NAME, dial
 from saferun.model import Value, signal_name
 
@@ -25,13 +26,6 @@ _END_ANSWER_S = 1.0
 _MOST_DIGITS = 2
 _MOST_ASKED = 3
 
-GONE = "gone"
-REACHED = "reached"
-CUT = "cut"
-FROZEN = "frozen"
-UNREACHABLE = "unreachable"
-UNKNOWN = "unknown"
-ENDED = "ended"
 # Its ranks may be at work all the same: only the route to it is gone, or its saferun was stopped.
 MAY_WORK = frozenset({CUT, UNREACHABLE, UNKNOWN, FROZEN})
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from saferun.cluster.join_messages import EndNote
+from saferun.cluster.silence import GONE, UNREACHABLE
 from saferun.coordinator.assignments import (
     MOST_RANKS,
     HostAssignment,
@@ -28,7 +29,7 @@ from saferun.coordinator.assignments import (
     missing_text,
 )
 from saferun.coordinator.failure_messages import LONGEST_MESSAGE, failure_text, publish_failure, read_failure
-from saferun.coordinator.liveness_probe import GONE, UNREACHABLE, probe_host
+from saferun.coordinator.liveness_probe import probe_host
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
 from saferun.coordinator.secrecy import MISMATCH_HINT, SecretMismatch
 from saferun.coordinator.secret_agreement import SecretAgreement

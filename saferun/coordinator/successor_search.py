@@ -6,10 +6,11 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from saferun.cluster.silence import GONE, UNREACHABLE
 from saferun.coordinator.assignments import Successor
 from saferun.coordinator.control_finder import CONTROL_KEY, NO_CONTROL_S, ControlFinder
 from saferun.coordinator.leader_address import LeaderAddress, is_loopback, read_address
-from saferun.coordinator.liveness_probe import GONE, UNREACHABLE, probe_host
+from saferun.coordinator.liveness_probe import probe_host
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
 from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.store_client import StoreClient

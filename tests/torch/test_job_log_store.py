@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from saferun.cluster.silence import REACHED
 from saferun.coordinator import control_channel as channel_module
 from saferun.coordinator.control_channel import ControlChannel
 from saferun.coordinator.job_log import JobLog
-from saferun.coordinator.liveness_probe import REACHED, SilenceReason
+from saferun.coordinator.liveness_probe import SilenceReason
 from saferun.coordinator.store_client import StoreClient
 
 DEADLINE_S = 120.0

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from saferun.cluster.silence import CUT, ENDED, FROZEN, GONE, REACHED, UNREACHABLE
 from saferun.coordinator import control_channel as channel_module
 from saferun.coordinator.control_channel import ControlChannel
-from saferun.coordinator.liveness_probe import CUT, ENDED, FROZEN, GONE, REACHED, UNREACHABLE, SilenceReason
+from saferun.coordinator.liveness_probe import SilenceReason
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
 DEADLINE_S = 30.0

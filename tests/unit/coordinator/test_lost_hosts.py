@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from saferun.cluster.silence import CUT, FROZEN, GONE, REACHED, UNKNOWN, UNREACHABLE
 from saferun.coordinator import liveness as liveness_module
 from saferun.coordinator.assignments import HostRecord, TaskRecord
 from saferun.coordinator.liveness import Liveness
-from saferun.coordinator.liveness_probe import CUT, FROZEN, GONE, REACHED, UNKNOWN, UNREACHABLE, SilenceReason
+from saferun.coordinator.liveness_probe import SilenceReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
