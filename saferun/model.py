@@ -10,6 +10,7 @@ __all__ = [
     "ABORT_ORDERS",
     "ABORT_REGROUPS",
     "ABORT_RESTARTS",
+    "ASKED_CHUNK",
     "RANKS_DONE",
     "RANKS_HELD",
     "RANKS_LEFT_OVER",
@@ -183,6 +184,9 @@ RANKS_QUIET = "quiet"  # no rank makes progress
 RANKS_HELD = "held"  # a user holds one up, in a debugger or at a prompt
 RANKS_DONE = "done"  # all have ended with exit code 0
 RANKS_LEFT_OVER = "leftovers"  # as done, but processes that they left behind still run
+
+# How the names of chunks begin that a user has asked for: they are no evidence of a failure.
+ASKED_CHUNK = "asked-"
 
 
 class RankAssignment(Value):

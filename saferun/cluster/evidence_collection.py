@@ -7,9 +7,8 @@ from collections.abc import Callable, Collection
 
 from saferun.cluster.job_values import EvidenceChunk
 from saferun.cluster.messages import MOST_HOSTS, MOST_TASKS, chunk_from
-from saferun.cluster.report_listeners import ASKED
 from saferun.cluster.roster import Roster
-from saferun.model import JsonObject
+from saferun.model import ASKED_CHUNK, JsonObject
 from saferun.text.decoding import number, text
 
 _LONGEST_NAME = 255
@@ -206,4 +205,4 @@ class EvidenceCollections:
         self._asked.review()
 
     def _of(self, name: str) -> EvidenceCollection:
-        return self._asked if name.startswith(ASKED) else self._failures
+        return self._asked if name.startswith(ASKED_CHUNK) else self._failures

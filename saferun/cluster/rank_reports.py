@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from saferun.cluster.job_sender import JobSender, StateReport
 from saferun.cluster.messages import MOST_LINES, judgement_from
-from saferun.cluster.report_listeners import ASKED, ReportListeners
-from saferun.model import JsonObject
+from saferun.cluster.report_listeners import ReportListeners
+from saferun.model import ASKED_CHUNK, JsonObject
 from saferun.text.decoding import number
 from saferun.text.typed_json import fit_or, line_of, list_of
 
@@ -104,7 +104,7 @@ class RankReports(ReportListeners):
 
     def _hand_in_nothing(self, number: int, _wanted: object) -> None:
         """No part reads the ranks of this host for saferunctl, not yet or not here: the leader need not wait for it."""
-        self._sender.share(f"{ASKED}{number}", "")
+        self._sender.share(f"{ASKED_CHUNK}{number}", "")
 
     def take(self, kind: str, entry: JsonObject) -> None:
         """An entry of the job's log that was broadcast here, by this host or another.

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 
     from saferun.evidence.job_evidence import HangVerdict
 
-ASKED = "asked-"
-"""How the names of chunks begin that a user has asked for: they are no evidence of a failure."""
-
 
 class ReportListeners:
     """Who hears what; the newest subscriber of each kind gets all of it."""

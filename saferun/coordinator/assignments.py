@@ -13,19 +13,18 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
 from saferun.cluster.join_messages import ProbeTarget
+from saferun.cluster.messages import MOST_HOSTS, MOST_TASKS
 from saferun.model import Value
 from saferun.text.decoding import MALFORMED, display_text, loads, number, text
 from saferun.text.typed_json import fit, number_of, text_of
 
 Task = TypeVar("Task")
 
-_MOST_TASKS = 4096
 _MOST_RANKS_OF_A_TASK = 4096  # as many as --nproc-per-node may ask for
 _MOST_RANKS_OF_A_HOST = 65536
 MOST_RANKS = 1 << 20
 """How many ranks a job may have: the leader keeps something of each."""
 _MOST_ADDRESSES = 64
-_MOST_HOSTS = 1 << 20
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4096
 _HIGHEST_PORT = 65535
@@ -57,7 +56,7 @@ def _addresses(value: object) -> tuple[str, ...]:
 
 def _tasks_of(shape: type[Task]) -> Callable[[Any], tuple[Task, ...]]:
     def read(value: object) -> tuple[Task, ...]:
-        if not isinstance(value, list) or not 0 < len(value) <= _MOST_TASKS:
+        if not isinstance(value, list) or not 0 < len(value) <= MOST_TASKS:
             raise ValueError("no list of tasks")
         return tuple(fit(shape, task) for task in value)
 
@@ -105,7 +104,7 @@ class HostRecord(Value):
     files: Path = ""
     attempt: Attempt = 0
     restarts: Attempt = 0
-    most: Annotated[int, number_of(_MOST_HOSTS)] = 1
+    most: Annotated[int, number_of(MOST_HOSTS)] = 1
     born: Annotated[str, text_of(_LONGEST_NAME)] = ""
     host_info: Annotated[str, text_of(_LONGEST_INFO)] = ""
     probe_endpoint: Endpoint = ""
@@ -137,9 +136,9 @@ def _successors(value: object) -> tuple[Successor, ...]:
 
 
 def _seats(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > _MOST_HOSTS:
+    if not isinstance(value, list) or len(value) > MOST_HOSTS:
         raise ValueError("no list of hosts")
-    return tuple(number(one, 0, _MOST_HOSTS) for one in value)
+    return tuple(number(one, 0, MOST_HOSTS) for one in value)
 
 
 class HostAssignment(Value):
@@ -154,7 +153,7 @@ class HostAssignment(Value):
     attempt: Attempt
     restarts: Attempt
     host: Number
-    hosts: Annotated[int, number_of(_MOST_HOSTS)]
+    hosts: Annotated[int, number_of(MOST_HOSTS)]
     label: Name
     leader_name: Name
     leader_addresses: Addresses
@@ -164,7 +163,7 @@ class HostAssignment(Value):
     tasks: Annotated[tuple[TaskAssignment, ...], _tasks_of(TaskAssignment)]
     probe_endpoints: tuple[ProbeTarget, ...] = ()
     checked: bool = False
-    spares: Annotated[int, number_of(_MOST_HOSTS)] = 0
+    spares: Annotated[int, number_of(MOST_HOSTS)] = 0
     successors: Annotated[tuple[Successor, ...], _successors] = ()
     order: Annotated[tuple[int, ...], _seats] = ()
 

@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from saferun.cluster.messages import MOST_TASKS
 from saferun.coordinator.control_channel import ControlChannel
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+from saferun.model import ASKED_CHUNK
 
-ASKED = "asked-"
-"""How the names of chunks begin that users ask for. Of each task only the newest one is remembered."""
 _NAME = re.compile(r"[a-z0-9-]{1,40}")
-_MOST_TASKS = 4096
 _MOST_NAMES = 1000
 _TRY_FOR_S = 60.0
 _TRY_AGAIN_S = 1.0
@@ -91,9 +90,9 @@ class ChunkReader:
     def announce(self, host: int, task: int, name: str) -> None:
         """A chunk is in the store. Each is read once, and of each task so many at most."""
         names = self._names.setdefault((host, task), set())
-        if 0 <= task < _MOST_TASKS and is_chunk_name(name) and name not in names and len(names) < _MOST_NAMES:
-            if name.startswith(ASKED):
-                names -= {other for other in names if other.startswith(ASKED)}
+        if 0 <= task < MOST_TASKS and is_chunk_name(name) and name not in names and len(names) < _MOST_NAMES:
+            if name.startswith(ASKED_CHUNK):  # only the newest of them is remembered
+                names -= {other for other in names if other.startswith(ASKED_CHUNK)}
             names.add(name)
             self._waiting.put((host, task, name))
 

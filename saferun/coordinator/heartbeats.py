@@ -18,19 +18,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
+from saferun.cluster.messages import MOST_TASKS
 from saferun.coordinator.assignments import typed
 from saferun.coordinator.control_channel import ControlChannel
-from saferun.coordinator.evidence_chunks import ASKED
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.stuck_processes import LONGEST_LOCATION, stuck_processes, wait_locations
-from saferun.model import RANKS_RUN, Value
+from saferun.model import ASKED_CHUNK, RANKS_RUN, Value
 from saferun.text.typed_json import line_of, number_of, text_of
 
 CHANGE = 1 << 32
 _LONGEST_STATE_BYTES = 256 << 10
 _LONGEST_TASK_STATE_BYTES = 4 << 10
 _MOST_CHUNKS = 1000
-_MOST_TASKS = 4096
 _READ_EVERY_S = 1.0
 _LONGEST_TICK_S = 2.0
 # When all hosts report at once, this many times as long as a read took is waited before the next one.
@@ -95,8 +94,8 @@ class Heartbeats:
         """A chunk has been written to the store."""
 
         def add() -> None:
-            if name.startswith(ASKED):
-                self._chunks = [old for old in self._chunks if old.task != task or not old.name.startswith(ASKED)]
+            if name.startswith(ASKED_CHUNK):
+                self._chunks = [old for old in self._chunks if old.task != task or not old.name.startswith(ASKED_CHUNK)]
             self._chunks.append(ChunkName(task, name))
 
         self._change(add)
@@ -213,7 +212,7 @@ def _task_state(value: object) -> dict[str, Any]:
 class ChunkName(Value):
     """A chunk of evidence that a task has written to the store."""
 
-    task: Annotated[int, number_of(_MOST_TASKS)]
+    task: Annotated[int, number_of(MOST_TASKS)]
     name: Annotated[str, text_of(LONGEST_LOCATION)]
 
 
@@ -230,7 +229,7 @@ class HostState(Value):
     locations: Annotated[dict[str, str], _by_task(line_of(LONGEST_LOCATION))]
 
 
-def read_state(content: bytes, tasks: int = _MOST_TASKS) -> HostState | None:
+def read_state(content: bytes, tasks: int = MOST_TASKS) -> HostState | None:
     """A host's state; None where it is malformed or out of bounds.
 
     Args:

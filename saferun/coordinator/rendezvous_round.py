@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from saferun.cluster.join_messages import Address, EndNote, HostInfoText, JoinRequest, Peer, Replacement
+from saferun.cluster.messages import MOST_TASKS
 from saferun.coordinator.assignments import HostAssignment, HostRecord, TaskRecord, label_hosts
 from saferun.coordinator.dial import plain
 from saferun.coordinator.secrecy import NO_SECRET
@@ -18,7 +19,6 @@ from saferun.model import JsonObject, Value
 if TYPE_CHECKING:
     from saferun.coordinator.secret_agreement import SecretAgreement
 
-_MOST_TASKS = 4096
 _BORN = os.urandom(8).hex()
 # How soon something is reported that waiting alone will hardly mend.
 _FAULT_S = 2.0
@@ -141,7 +141,7 @@ class RendezvousRound:
         self.master_addr = plain(first.master.address)
         address = first.address or Address()
         self.endpoint_address = plain(address.host), address.port
-        self.task_count = min(_MOST_TASKS, max(1, first.tasks))
+        self.task_count = min(MOST_TASKS, max(1, first.tasks))
         self.began_at = time.monotonic()
         self._give_up_at = self.began_at + first.timeout_s
         # For how long hosts are waited for that are known to have come; None: not known.

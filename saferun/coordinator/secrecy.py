@@ -11,6 +11,7 @@ import json
 import threading
 from typing import TYPE_CHECKING, Annotated
 
+from saferun.cluster.messages import MOST_HOSTS
 from saferun.cluster.signed import Signer, cipher_of, is_signed
 from saferun.coordinator.assignments import Name, typed
 from saferun.model import Value
@@ -26,7 +27,6 @@ NONE_HERE, NONE_THERE, OTHER = "none here", "none there", "other"
 _GREETING = "greeting"
 _MARK = "saferun/job"
 _LONGEST_NAME = 255
-_MOST_HOSTS = 1 << 20
 
 
 class SecretMismatch(Value):
@@ -38,7 +38,7 @@ class SecretMismatch(Value):
 
 class _Note(Value):
     kind: Name
-    host: Annotated[int, number_of(_MOST_HOSTS)]
+    host: Annotated[int, number_of(MOST_HOSTS)]
     name: Name
     job: Name
 

@@ -18,11 +18,10 @@ from functools import partial
 
 from saferun.captures.examiner import Answer
 from saferun.captures.wire import MOST_RECORDED, CaptureTarget
-from saferun.cluster.report_listeners import ASKED
 from saferun.launch.host_stacks import RECORDING, HostRequest, Wanted
 from saferun.launch.launch_context import LaunchContext
 from saferun.linux.scratch import current_directory
-from saferun.model import JsonObject
+from saferun.model import ASKED_CHUNK, JsonObject
 from saferun.text.decoding import MALFORMED
 from saferun.text.typed_json import fit
 
@@ -328,4 +327,4 @@ def _wanted_from(asked: object) -> Wanted | None:
 
 def _name(number: int) -> str:
     """Of the chunks of a request."""
-    return f"{ASKED}{number}"
+    return f"{ASKED_CHUNK}{number}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from saferun.cluster.placement.rank_count import count_ranks
-from saferun.cluster.placement.rendezvous_options import check_spares, one_host
+from saferun.cluster.placement.rendezvous_options import MOST_NNODES, check_spares, one_host
 from saferun.config import HostsConfig, RendezvousConfig, Setting
 from saferun.errors import UsageError
 
@@ -37,7 +37,6 @@ _REQUESTING = ("scheduler", "hosts", "hostfile")
 _WITHIN_A_RANK = ("TORCHELASTIC_RUN_ID", "SAFERUN_RUN_ID")
 # Set in a rank of any launcher; a user may also have set them.
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-_MOST_HOSTS = 1 << 17
 # A year; anything beyond is a typing error, or infinite.
 _LONGEST_S = 366 * 86400.0
 
@@ -321,8 +320,8 @@ def _nnodes(text: str) -> tuple[int, int]:
         raise UsageError(f"--nnodes {text} is neither N nor MIN:MAX", "write 4, or 2:4") from None
     if not 0 < least <= most:
         raise UsageError(f"--nnodes {text}: MIN must be at least 1 and at most MAX", "for one host, leave it out")
-    if most > _MOST_HOSTS:
-        raise UsageError(f"--nnodes {text} is more than {_MOST_HOSTS} hosts", "for one host, leave it out")
+    if most > MOST_NNODES:
+        raise UsageError(f"--nnodes {text} is more than {MOST_NNODES} hosts", "for one host, leave it out")
     return least, most
 
 

@@ -21,7 +21,7 @@ DEFAULT_C10D_PORT = 29400
 _READ_TIMEOUT_S = 60.0
 _MOST_DIGITS, _FOR_EVER_S = 9, 1e9  # some 30 years
 _CONNECT_S = 3.0
-_MOST_HOSTS = 1 << 17
+MOST_NNODES = 1 << 17
 _ENTRY_POINTS = "torchrun.handlers"
 _REGISTRY = "torch.distributed.elastic.rendezvous.api"
 
@@ -88,8 +88,8 @@ def check_spares(values: Any, least: int, most: int) -> None:  # noqa: ANN401 - 
             f"--spares {values.spares} is for the static rendezvous and a fixed number of hosts",
             "start more hosts than the MAX of --nnodes MIN:MAX: torch's rendezvous has them wait",
         )
-    if most + values.spares > _MOST_HOSTS:
-        raise UsageError(f"--spares {values.spares} is more than {_MOST_HOSTS} hosts", "leave it out for no spares")
+    if most + values.spares > MOST_NNODES:
+        raise UsageError(f"--spares {values.spares} is more than {MOST_NNODES} hosts", "leave it out for no spares")
 
 
 def static_address(values: Any) -> tuple[str, int]:  # noqa: ANN401 - argparse's namespace

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from saferun.model import Value
 
 # More hosts than any job has, processes than any host, and ranks than any job.
-MOST_HOSTS = 1 << 17
+MOST_LISTED = 1 << 17
 MOST_TASKS = 1 << 16
 _MOST_RANKS = 1 << 24
 # Slurm's special steps have the highest numbers of 32 bits.
@@ -235,7 +235,7 @@ def expand_process_mapping(text: str, size: int) -> tuple[int, ...]:
     The blocks are gone through again until all ranks have a node. What is no such text gives none.
     """
     blocks = [tuple(map(int, block)) for block in re.findall(r"\((\d{1,9}),(\d{1,9}),(\d{1,9})\)", text)]
-    if not text.replace(" ", "").startswith("(vector,") or not 0 < size <= MOST_HOSTS:
+    if not text.replace(" ", "").startswith("(vector,") or not 0 < size <= MOST_LISTED:
         return ()
     nodes: list[int] = []
     while len(nodes) < size:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.cluster.schedulers.allocation import MOST_HOSTS, MOST_TASKS, Allocation, Surroundings, number
+from saferun.cluster.schedulers.allocation import MOST_LISTED, MOST_TASKS, Allocation, Surroundings, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def sagemaker(surroundings: Surroundings) -> Allocation | None:
 
 def _host_names(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - JSON
     """The hosts of a list of names; none where it is no such list."""
-    if not isinstance(value, list) or not 0 < len(value) <= MOST_HOSTS:
+    if not isinstance(value, list) or not 0 < len(value) <= MOST_LISTED:
         return ()
     names = [name for name in value if isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.isprintable()]
     return tuple(names) if len(names) == len(value) else ()
@@ -66,9 +66,9 @@ def aws_batch(surroundings: Surroundings) -> Allocation | None:
     See https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html.
     """
     environ = surroundings.environ
-    hosts = number(environ, "AWS_BATCH_JOB_NUM_NODES", most=MOST_HOSTS)
-    index = number(environ, "AWS_BATCH_JOB_NODE_INDEX", most=MOST_HOSTS)
-    main = number(environ, "AWS_BATCH_JOB_MAIN_NODE_INDEX", most=MOST_HOSTS)
+    hosts = number(environ, "AWS_BATCH_JOB_NUM_NODES", most=MOST_LISTED)
+    index = number(environ, "AWS_BATCH_JOB_NODE_INDEX", most=MOST_LISTED)
+    main = number(environ, "AWS_BATCH_JOB_MAIN_NODE_INDEX", most=MOST_LISTED)
     if not hosts or index is None or main is None or index >= hosts or main >= hosts:
         return None
     address = environ.get("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS", "")
@@ -100,7 +100,7 @@ def ray_train(surroundings: Surroundings) -> Allocation | None:
     rank, size = number(environ, "RANK"), number(environ, "WORLD_SIZE")
     local_rank = number(environ, "LOCAL_RANK", most=MOST_TASKS)
     local_size = number(environ, "LOCAL_WORLD_SIZE", most=MOST_TASKS)
-    node_rank = number(environ, "NODE_RANK", most=MOST_HOSTS)
+    node_rank = number(environ, "NODE_RANK", most=MOST_LISTED)
     if "RAY_JOB_ID" not in environ or node_rank is None or rank is None or local_rank is None:
         return None
     if not size or not local_size or not rank < size or not local_rank < local_size <= size:

@@ -8,7 +8,7 @@ from saferun.errors import UsageError
 from saferun.model import Value
 
 # More hosts, or ranks on one, than any machine has; a slip of the pen must not fill the memory.
-_MOST_HOSTS = 1 << 17
+_MOST_LISTED = 1 << 17
 _MOST_TASKS = 1 << 16
 
 
@@ -23,8 +23,8 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     names: list[str] = []
     for item in _split_outside_brackets(text):
         names.extend(_expand_item(item))
-        if len(names) > _MOST_HOSTS:
-            raise ValueError(f"more than {_MOST_HOSTS} hosts")
+        if len(names) > _MOST_LISTED:
+            raise ValueError(f"more than {_MOST_LISTED} hosts")
     return tuple(names)
 
 
@@ -59,8 +59,8 @@ def _expand_item(item: str) -> list[str]:
             break
         ranges, _, rest = rest.partition("]")
         numbers = _expand_ranges(ranges)
-        if len(names) * len(numbers) > _MOST_HOSTS:
-            raise ValueError(f"more than {_MOST_HOSTS} hosts")
+        if len(names) * len(numbers) > _MOST_LISTED:
+            raise ValueError(f"more than {_MOST_LISTED} hosts")
         names = [name + digits for name in names for digits in numbers]
     return names
 
@@ -73,8 +73,8 @@ def _expand_ranges(text: str) -> list[str]:
             high = low
         if not (_is_number(low) and _is_number(high)) or int(low) > int(high):
             raise ValueError(f"{part!r} in brackets is neither N nor LOW-HIGH")
-        if int(high) - int(low) >= _MOST_HOSTS:
-            raise ValueError(f"more than {_MOST_HOSTS} hosts")
+        if int(high) - int(low) >= _MOST_LISTED:
+            raise ValueError(f"more than {_MOST_LISTED} hosts")
         numbers.extend(str(i).zfill(len(low)) for i in range(int(low), int(high) + 1))
     return numbers
 
@@ -93,12 +93,12 @@ def expand_counts(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         count, opened, times = part.strip().partition("(x")
         times = times.removesuffix(")") if opened else "1"
-        is_one = _is_number(count) and _is_number(times) and int(count) <= _MOST_TASKS and int(times) <= _MOST_HOSTS
+        is_one = _is_number(count) and _is_number(times) and int(count) <= _MOST_TASKS and int(times) <= _MOST_LISTED
         if not is_one:
             raise ValueError(f"{part!r} is neither N nor N(xTIMES)")
         counts.extend([int(count)] * int(times))
-        if len(counts) > _MOST_HOSTS:
-            raise ValueError(f"more than {_MOST_HOSTS} hosts")
+        if len(counts) > _MOST_LISTED:
+            raise ValueError(f"more than {_MOST_LISTED} hosts")
     return tuple(counts)
 
 
@@ -180,8 +180,8 @@ def parse_host_file(text: str, path: str) -> tuple[ListedHost, ...]:
             raise UsageError(
                 f"{path}:{count}: {error}", "write HOST, HOST slots=N or HOST:N, one host a line"
             ) from None
-        if len(hosts) > _MOST_HOSTS:
-            raise UsageError(f"{path}: more than {_MOST_HOSTS} hosts", "check the file")
+        if len(hosts) > _MOST_LISTED:
+            raise UsageError(f"{path}: more than {_MOST_LISTED} hosts", "check the file")
     if not hosts:
         raise UsageError(f"{path} names no host", "write HOST, HOST slots=N or HOST:N, one host a line")
     return tuple(ListedHost(name, slots) for name, slots in hosts.items())

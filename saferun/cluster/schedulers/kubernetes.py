@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from saferun.cluster.schedulers.allocation import MOST_HOSTS, Allocation, Surroundings, named_master, number
+from saferun.cluster.schedulers.allocation import MOST_LISTED, Allocation, Surroundings, named_master, number
 
 _HOSTS_FILE = "/etc/hosts"
 
@@ -39,7 +39,7 @@ def _pytorch_job(surroundings: Surroundings) -> Allocation | None:
     port = number(environ, "MASTER_PORT")
     rank = number(environ, "RANK")
     variable = "PET_NNODES" if "PET_NNODES" in environ else "WORLD_SIZE"
-    hosts = number(environ, variable, most=MOST_HOSTS)
+    hosts = number(environ, variable, most=MOST_LISTED)
     if not (master and port and hosts) or port >= 1 << 16 or rank is None or rank >= hosts:
         return None
     if not named_master(environ, hosts):
@@ -65,8 +65,8 @@ def _leader_worker_set(surroundings: Surroundings) -> Allocation | None:
     """A pod of a LeaderWorkerSet: its group is the job, with the leader as host 0."""
     environ = surroundings.environ
     leader = environ.get("LWS_LEADER_ADDRESS", "")
-    hosts = number(environ, "LWS_GROUP_SIZE", most=MOST_HOSTS)
-    index = number(environ, "LWS_WORKER_INDEX", most=MOST_HOSTS)
+    hosts = number(environ, "LWS_GROUP_SIZE", most=MOST_LISTED)
+    index = number(environ, "LWS_WORKER_INDEX", most=MOST_LISTED)
     if not leader or not hosts or index is None or index >= hosts:
         return None
     return Allocation(
@@ -84,7 +84,7 @@ def _leader_worker_set(surroundings: Surroundings) -> Allocation | None:
 
 def _indexed_job(surroundings: Surroundings) -> Allocation | None:
     environ = surroundings.environ
-    index = number(environ, "JOB_COMPLETION_INDEX", most=MOST_HOSTS)
+    index = number(environ, "JOB_COMPLETION_INDEX", most=MOST_LISTED)
     if index is None:
         return None
     # Its host name is the job's name and its number, also after a restart; the pod's own name has more behind that.

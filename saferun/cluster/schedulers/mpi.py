@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from saferun.cluster.schedulers.allocation import (
-    MOST_HOSTS,
+    MOST_LISTED,
     MOST_TASKS,
     Allocation,
     Surroundings,
@@ -82,7 +82,7 @@ def open_mpi(surroundings: Surroundings) -> Allocation | None:
     if ranks is None or "JSM_NAMESPACE_RANK" in environ:
         return None
     job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or ""
-    hosts = number(environ, "OMPI_MCA_orte_num_nodes", most=MOST_HOSTS)
+    hosts = number(environ, "OMPI_MCA_orte_num_nodes", most=MOST_LISTED)
     hosts_from = f"OMPI_MCA_orte_num_nodes={hosts}"
     if not hosts:
         hosts = 1 if ranks.local_size == ranks.size else _hosts_of_prted(surroundings, ranks)
@@ -128,7 +128,7 @@ def _hosts_of_prted(surroundings: Surroundings, ranks: _Ranks) -> int | None:
     hosts = ranks.size // ranks.local_size
     for argv in surroundings.ancestors():
         if argv and argv[0].rpartition("/")[2] == "prted":
-            daemons = number(dict(pairwise(argv)), "ess_base_num_procs", most=MOST_HOSTS)
+            daemons = number(dict(pairwise(argv)), "ess_base_num_procs", most=MOST_LISTED)
             return hosts if daemons is None or hosts in {daemons, daemons - 1} else None
     return hosts
 
@@ -138,7 +138,7 @@ def _daemon(environ: Mapping[str, str]) -> int | None:
     for variable in _DAEMON_VARIABLES:
         name, semicolon, _ = environ.get(variable, "").partition(";")
         digits = name.rpartition(".")[2]
-        if semicolon and digits.isascii() and digits.isdigit() and int(digits) < MOST_HOSTS:
+        if semicolon and digits.isascii() and digits.isdigit() and int(digits) < MOST_LISTED:
             return int(digits)
     return None
 
@@ -182,7 +182,7 @@ def expand_node_regex(text: str) -> tuple[str, ...]:
             if not low.isdigit() or (dash and not high.isdigit()) or len(high or low) > int(found[2]):
                 return ()
             last = int(high) if dash else int(low)
-            if last - int(low) >= MOST_HOSTS or len(names) > MOST_HOSTS:
+            if last - int(low) >= MOST_LISTED or len(names) > MOST_LISTED:
                 return ()
             names.extend(f"{found[1]}{i:0{int(found[2])}}{found[4]}" for i in range(int(low), last + 1))
     return tuple(names)
@@ -273,13 +273,13 @@ def _intel_launcher(surroundings: Surroundings) -> _Launcher | None:
     tree they start each other.
     """
     environ = surroundings.environ
-    proxy = number(environ, "HYDRA_BSTRAP_NODE_ID", most=MOST_HOSTS)
+    proxy = number(environ, "HYDRA_BSTRAP_NODE_ID", most=MOST_LISTED)
     if proxy is None:
         return None
     name = environ.get("I_MPI_HYDRA_UUID", "")
     if any(argv and argv[0].rpartition("/")[2] == "mpiexec.hydra" for argv in surroundings.ancestors()):
         return _Launcher(surroundings.host_name, name, proxy)
-    width = number(environ, "HYDRA_BSTRAP_TREE_WIDTH", most=MOST_HOSTS) or 0
+    width = number(environ, "HYDRA_BSTRAP_TREE_WIDTH", most=MOST_LISTED) or 0
     caller = environ.get("SSH_CONNECTION", "").partition(" ")[0]
     size, local_size = number(environ, "PMI_SIZE") or 0, number(environ, "MPI_LOCALNRANKS") or 1
     if environ.get("HYDRA_BSTRAP_LAUNCHER") != "ssh" or not caller or size // local_size > width + 1:
@@ -329,8 +329,8 @@ def mpirun_rsh(surroundings: Surroundings) -> Allocation | None:
         "MV2_COMM_WORLD_LOCAL_RANK",
         "MV2_COMM_WORLD_LOCAL_SIZE",
     )
-    hosts = number(environ, "MV2_NUM_NODES_IN_JOB", "MPISPAWN_NNODES", most=MOST_HOSTS)
-    node_rank = number(environ, "MV2_NODE_ID", "MPISPAWN_ID", most=MOST_HOSTS)
+    hosts = number(environ, "MV2_NUM_NODES_IN_JOB", "MPISPAWN_NNODES", most=MOST_LISTED)
+    node_rank = number(environ, "MV2_NODE_ID", "MPISPAWN_ID", most=MOST_LISTED)
     if ranks is None or not hosts or node_rank is None or node_rank >= hosts:
         return None
     names = _mpispawn_hosts(environ.get("MPISPAWN_HOSTLIST", ""))

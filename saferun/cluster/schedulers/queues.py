@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from saferun.cluster.schedulers.allocation import (
-    MOST_HOSTS,
+    MOST_LISTED,
     MOST_TASKS,
     Allocation,
     Surroundings,
@@ -112,7 +112,7 @@ def pbs(surroundings: Surroundings) -> Allocation | None:
     index = own_index(names, surroundings)
     started = _FROM_PBSDSH.fullmatch(environ.get("PBS_TASKNUM", ""))
     if not names and started and "PBS_NODENUM" in environ:
-        node_rank = number(environ, "PBS_NODENUM", most=MOST_HOSTS)
+        node_rank = number(environ, "PBS_NODENUM", most=MOST_LISTED)
         return Allocation(
             source=f"PBS job {job}",
             key=f"pbs-{job}",
@@ -173,7 +173,7 @@ def flux(surroundings: Surroundings) -> Allocation | None:
     job = environ.get("FLUX_JOB_ID")
     rank, size = number(environ, "FLUX_TASK_RANK"), number(environ, "FLUX_JOB_SIZE")
     local_rank = number(environ, "FLUX_TASK_LOCAL_ID", most=MOST_TASKS)
-    hosts = number(environ, "FLUX_JOB_NNODES", most=MOST_HOSTS)
+    hosts = number(environ, "FLUX_JOB_NNODES", most=MOST_LISTED)
     if not job or rank is None or local_rank is None or not size or not hosts or not rank < size >= hosts:
         return None
     nodes: tuple[int, ...] = (0,) * size if hosts == 1 else ()
@@ -231,8 +231,8 @@ def htcondor(surroundings: Surroundings) -> Allocation | None:
     https://htcondor.readthedocs.io/en/latest/users-manual/parallel-applications.html.
     """
     environ = surroundings.environ
-    hosts = number(environ, "_CONDOR_NPROCS", most=MOST_HOSTS)
-    node_rank = number(environ, "_CONDOR_PROCNO", most=MOST_HOSTS)
+    hosts = number(environ, "_CONDOR_NPROCS", most=MOST_LISTED)
+    node_rank = number(environ, "_CONDOR_PROCNO", most=MOST_LISTED)
     if not hosts or node_rank is None or node_rank >= hosts:
         return None
     ad = surroundings.read_text(environ.get("_CONDOR_JOB_AD", "")) if environ.get("_CONDOR_JOB_AD") else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.cluster.schedulers.allocation import MOST_HOSTS, MOST_STEPS, Allocation, Surroundings, number
+from saferun.cluster.schedulers.allocation import MOST_LISTED, MOST_STEPS, Allocation, Surroundings, number
 from saferun.cluster.schedulers.host_list import expand_counts, expand_hosts
 
 # Batch scripts, interactive shells and the like have step ids at the upper end of 32 bits (slurm.h).
@@ -25,7 +25,7 @@ def slurm(surroundings: Surroundings) -> Allocation | None:
         return None
     names = slurm_names(environ.get("SLURM_STEP_NODELIST", ""))
     tasks_by_host = _counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    hosts = number(environ, "SLURM_STEP_NUM_NODES", most=MOST_HOSTS) or len(names) or None
+    hosts = number(environ, "SLURM_STEP_NUM_NODES", most=MOST_LISTED) or len(names) or None
     node_rank = number(environ, "SLURM_NODEID")
     local_rank = number(environ, "SLURM_LOCALID")
     if hosts is None or node_rank is None or local_rank is None or node_rank >= hosts:
@@ -60,7 +60,7 @@ def slurm_job(surroundings: Surroundings) -> int:
     step = number(environ, "SLURM_STEP_ID", "SLURM_STEPID", most=MOST_STEPS)
     if step is not None and step < _FIRST_SPECIAL_STEP:
         return 0
-    return number(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES", most=MOST_HOSTS) or 0
+    return number(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES", most=MOST_LISTED) or 0
 
 
 def slurm_names(text: str) -> tuple[str, ...]:
