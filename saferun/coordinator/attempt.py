@@ -13,6 +13,7 @@ from saferun.coordinator.assignments import HostRecord
 from saferun.coordinator.clock_exchange import ClockExchange, ClockSample, ClockServer
 from saferun.coordinator.control_channel import ControlChannel
 from saferun.coordinator.control_search import JOB_KEY
+from saferun.coordinator.dial import addresses_elsewhere
 from saferun.coordinator.evidence_chunks import ChunkReader, chunk_key, is_chunk_name, write_chunk
 from saferun.coordinator.heartbeats import HeartbeatMonitor, Heartbeats
 from saferun.coordinator.job_log import ANSWERS, JobLog
@@ -79,7 +80,7 @@ class CoordinatorAttempt:
             result.job,
             JOB_KEY,
             assignment.leader_name,
-            [a for a in assignment.leader_addresses if a not in own.addresses] or assignment.leader_addresses,
+            addresses_elsewhere(assignment.leader_addresses, own.addresses) or assignment.leader_addresses,
             rdzv.request.probe_after_s,
             start=self._start_channel,
             on_lost=self._on_channel_lost,

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from saferun.coordinator.control_search import JOB_KEY, ControlSearch
+from saferun.coordinator.dial import addresses_elsewhere
 from saferun.coordinator.failure_messages import publish_failure
 from saferun.coordinator.leader_address import ASK_AFTER_S, ASK_KEY, LeaderAddress, mismatch_error, read_address
 from saferun.coordinator.prefix_store import prefix_class
@@ -152,7 +153,7 @@ class ControlFinder:
         if found.one_port:
             return self._connect_shared(ranks, found, signer)
 
-        others = [address for address in found.addresses if address not in rdzv.request.record.addresses]
+        others = addresses_elsewhere(found.addresses, rdzv.request.record.addresses)
         search = ControlSearch(self._stores.store_class, found, [rdzv.master_addr, *others], signer)
         ask_at = time.monotonic() + min(ASK_AFTER_S, rdzv.remaining_s / 3)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 
 _CONNECT_TIMEOUT_S = 5.0
 
@@ -34,6 +34,11 @@ _KINDS = {
 def shown(host: str, port: int) -> str:
     """``node1:29500``, ``[fd00::1]:29500``."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def addresses_elsewhere(theirs: Iterable[str], own: Container[str]) -> list[str]:
+    """Another host's addresses, but for those that this host has as well (docker0): they lead to itself from here."""
+    return [address for address in theirs if address not in own]
 
 
 def plain(host: str) -> str:

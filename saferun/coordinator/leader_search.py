@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from saferun.coordinator.control_search import ControlSearch
+from saferun.coordinator.dial import addresses_elsewhere
 from saferun.coordinator.failure_messages import publish_failure
 from saferun.coordinator.leader_address import ASK_AFTER_S, ASK_KEY, LeaderAddress, mismatch_error, read_address
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
@@ -92,7 +93,7 @@ class LeaderSearch:
                 self._store.set(ASK_KEY, "")
 
     def _search(self, leader: LeaderAddress, signer: Signer | SecretAgreement | None) -> ControlSearch:
-        others = [address for address in leader.addresses if address not in self._own.addresses] or leader.addresses
+        others = addresses_elsewhere(leader.addresses, self._own.addresses) or leader.addresses
         # The ranks use the address at which it is found.
         addresses = [leader.master_addr, *others]
         return ControlSearch(self._store_class, leader, addresses, signer, patience_s=_FIND_S)

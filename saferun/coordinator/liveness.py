@@ -11,6 +11,7 @@ from functools import partial
 
 from saferun.cluster.silence import CUT, GONE, REACHED, UNKNOWN, UNREACHABLE
 from saferun.coordinator.assignments import HostRecord
+from saferun.coordinator.dial import addresses_elsewhere
 from saferun.coordinator.heartbeats import HeartbeatMonitor
 from saferun.coordinator.liveness_probe import MAY_WORK, SilenceReason, probe_host
 from saferun.coordinator.stuck_processes import stuck_message, stuck_processes, wait_locations
@@ -90,7 +91,7 @@ class Liveness:
 
     def _ask(self, host: int) -> SilenceReason:
         record = self._records[host]
-        addresses = [a for a in record.addresses if a not in self._own_addresses] or list(record.addresses)
+        addresses = addresses_elsewhere(record.addresses, self._own_addresses) or list(record.addresses)
         return self._probe_host(self._labels[host], addresses, record.port, address=None)
 
     def _may_refuse(self, monitor: HeartbeatMonitor, host: int) -> bool:

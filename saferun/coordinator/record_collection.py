@@ -28,6 +28,7 @@ from saferun.coordinator.assignments import (
     encode_assignment,
     missing_text,
 )
+from saferun.coordinator.dial import addresses_elsewhere
 from saferun.coordinator.failure_messages import LONGEST_MESSAGE, failure_text, publish_failure, read_failure
 from saferun.coordinator.liveness_probe import probe_host
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
@@ -456,7 +457,7 @@ def is_gone(record: HostRecord, own: HostRecord) -> bool:
     is_namesake = record.name == own.name
     if is_namesake and _supervisors(record) and _supervisors(record) == _supervisors(own):
         return True
-    addresses = [a for a in record.addresses if a not in own.addresses] or list(record.addresses)
+    addresses = addresses_elsewhere(record.addresses, own.addresses) or list(record.addresses)
     why = probe_host(record.name, addresses, record.port, address=None, is_answer_enough=True).why
     return why == GONE or (is_namesake and why == UNREACHABLE)
 

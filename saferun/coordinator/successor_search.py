@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from saferun.cluster.silence import GONE, UNREACHABLE
 from saferun.coordinator.assignments import Successor
 from saferun.coordinator.control_finder import CONTROL_KEY, NO_CONTROL_S, ControlFinder
+from saferun.coordinator.dial import addresses_elsewhere
 from saferun.coordinator.leader_address import LeaderAddress, is_loopback, read_address
 from saferun.coordinator.liveness_probe import probe_host
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
@@ -72,7 +73,7 @@ def find_successor(
         searches = {
             (address, one.port): StoreSearch(stores.store_class, address, [one.port], accept)
             for one in successors
-            for address in [a for a in one.addresses if a not in own][:_MOST_ADDRESSES]
+            for address in addresses_elsewhere(one.addresses, own)[:_MOST_ADDRESSES]
         }
         for search in searches.values():
             ending.callback(search.end)
@@ -111,5 +112,5 @@ def _learn(rdzv: RendezvousRound, finder: ControlFinder, client: StoreClient, ad
 
 
 def _is_gone(one: Successor, own: Sequence[str]) -> bool:
-    addresses = [address for address in one.addresses if address not in own] or list(one.addresses)
+    addresses = addresses_elsewhere(one.addresses, own) or list(one.addresses)
     return probe_host(one.name, addresses, one.port, address=None).why in {GONE, UNREACHABLE}
