@@ -8,8 +8,8 @@ member of this host in a trial. The supervisor sends JSON lines, each with ``op`
   A group that is ``is_local`` has all its members here, and its store as well, on loopback.
 * ``goodbye``: end, as when the socket is closed.
 
-It answers ``ready {torch, threads, cuda}`` once, or ``broken {words}``; then ``step {number, local_rank, step}``
-whenever a member gets somewhere, ``outcome {number, local_rank, kind, words, where}`` for each, and ``done {number}``
+It answers ``ready {torch, threads, cuda}`` once, or ``broken {message}``; then ``step {number, local_rank, step}``
+whenever a member gets somewhere, ``outcome {number, local_rank, kind, message, where}`` for each, and ``done {number}``
 when no process of the trial is left. Members die with this process, and this process with the supervisor
 (PR_SET_PDEATHSIG).
 """
