@@ -85,7 +85,7 @@ class ReceivedAbort(Value):
 
 
 class DecisionMessage(Value):
-    """What follows, on all hosts. ``next``: ``restart`` or ``finish``. ``replaced``: as of ``JobDecided``."""
+    """What follows, on all hosts. ``next``: ``restart`` or ``finish``. ``replaced``: as in ``JobDecided``."""
 
     next: Annotated[str, line_of(_LONGEST_REASON)]
     exit_code: Annotated[int, number_of(_HIGHEST_EXIT_CODE)]

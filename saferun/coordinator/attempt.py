@@ -179,7 +179,7 @@ class CoordinatorAttempt:
     # ------------------------------------------------------------------------------------------------------- from tasks
 
     def append(self, message: object, *, is_repeated: bool = False) -> None:
-        """A task appends something to the job's log. ``is_repeated``: as of ``JobLog.append``."""
+        """A task appends something to the job's log. ``is_repeated``: as in ``JobLog.append``."""
         self.log.append(message, is_repeated=is_repeated)
 
     def set_state(self, task: int, state: object) -> None:

@@ -64,7 +64,7 @@ class Rendezvous(Protocol):
         """This host will not join again."""
 
     def miss_next(self, rdzv: RendezvousRound) -> None:
-        """Nor to the rendezvous that the others are about to begin. ``rdzv``: the last one of this host."""
+        """Tell the others that this host does not come to the next rendezvous either. ``rdzv``: its last one."""
 
     def close(self, note: EndNote | None) -> None:
         """The job is over, for all hosts. ``note``: who has ended it, for those who wait to join."""

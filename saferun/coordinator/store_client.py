@@ -155,7 +155,7 @@ class StoreClient:
             key: the key.
             before: what this returned the last time; empty at first.
             value: the value.
-            counter: as of ``set``.
+            counter: as in ``set``.
         """
         stored = self._protected(key, value, counter)
         if self._compare_set(key, before, stored) != encoded(stored):
@@ -253,7 +253,7 @@ class StoreClient:
         return None
 
     def find(self, key: str, *, longest: int | None = None) -> bytes | None:
-        """The value of a key that may or may not exist. ``longest``: as of ``get``."""
+        """The value of a key that may or may not exist. ``longest``: as in ``get``."""
         return self._opened(key, self._read(key), longest) if self.check(key) else None
 
     def find_stored(self, key: str, timeout_s: float) -> bytes | None:

@@ -56,7 +56,7 @@ class StoreConnection:
     Args:
         host: name or address.
         port: the port.
-        world_size: as of torch's class; not used.
+        world_size: as in torch's class; not used.
         is_master: not True: nothing is served here.
         timeout: of connecting to each address, and of ``get`` and ``multi_get`` for a key that does not exist.
         wait_for_workers: not True.
@@ -77,7 +77,7 @@ class StoreConnection:
         host: str,
         port: int,
         world_size: int | None,
-        is_master: bool,  # noqa: FBT001 - as of torch's class
+        is_master: bool,  # noqa: FBT001 - as in torch's class
         timeout: timedelta,
         *,
         wait_for_workers: bool,
