@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from saferun.model import Value
+from saferun.text.wording import first_line
 
 if TYPE_CHECKING:
     from saferun.cluster.secret import JobSecret
@@ -67,7 +68,7 @@ def cipher_of(key: bytes) -> Cipher:
         return AESGCM(key)
     except BaseException as error:
         # A part in Rust that fails raises what is no Exception.
-        raise CannotSealError(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}") from None
+        raise CannotSealError(f"{type(error).__name__}: {first_line(error, 200)}") from None
 
 
 def is_confidential(key: str) -> bool:

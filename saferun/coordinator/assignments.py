@@ -17,6 +17,7 @@ from saferun.cluster.messages import MOST_HOSTS, MOST_TASKS
 from saferun.model import Value
 from saferun.text.decoding import MALFORMED, display_text, loads, number, text
 from saferun.text.typed_json import fit, number_of, text_of
+from saferun.text.wording import count_text
 
 Task = TypeVar("Task")
 
@@ -286,12 +287,8 @@ def chunk_limit_bytes(tasks: int) -> int:
 def disagreement(a: HostRecord, b: HostRecord) -> str | None:
     """What two hosts were started with differently, for people; None: nothing."""
     if a.most != b.most:
-        return f"{a.name} was started for {_hosts(a.most)}, {b.name} for {_hosts(b.most)}"
+        return f"{a.name} was started for {count_text(a.most, 'host')}, {b.name} for {count_text(b.most, 'host')}"
     return None
-
-
-def _hosts(count: int) -> str:
-    return f"{count} host{'' if count == 1 else 's'}"
 
 
 def missing_text(missing: Sequence[int], hosts: int, expected: Sequence[str]) -> str:
@@ -300,7 +297,7 @@ def missing_text(missing: Sequence[int], hosts: int, expected: Sequence[str]) ->
     names = [name_of(host, expected) for host in missing[:shown]]
     if len(missing) > shown:
         names.append(f"and {len(missing) - shown} more")
-    return f"{len(missing)} of {_hosts(hosts)}: {', '.join(names)}"
+    return f"{len(missing)} of {count_text(hosts, 'host')}: {', '.join(names)}"
 
 
 def name_of(host: int, expected: Sequence[str]) -> str:

@@ -48,6 +48,7 @@ from saferun.coordinator.store_search import StoreSearch
 from saferun.coordinator.torch_handler import handler_conf, next_rendezvous, wait_as_torch_does
 from saferun.coordinator.torch_store import loopback_address, open_store
 from saferun.text.master_port import ENDPOINT
+from saferun.text.wording import count_text, first_line
 
 _POLL_S = 1.0
 _RECHECK_S = 0.5
@@ -333,7 +334,7 @@ class HandlerRendezvous:
             self._on_waiting = None
             names = self._arrivals.names() if self._arrivals is not None else []
             named = f": {', '.join(names[:16])}" if names else ""
-            on_waiting(f"{waiting} host{'' if waiting == 1 else 's'} wait{'s' if waiting == 1 else ''} to join{named}")
+            on_waiting(f"{count_text(waiting, 'host waits', 'hosts wait')} to join{named}")
 
     # ----------------------------------------------------------------------------------------------------- who is first
 
@@ -457,4 +458,4 @@ def _message_of(error: BaseException) -> str:
     """The innermost reason of an error, on one line."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+    return f"{type(error).__name__}: {first_line(error)}"

@@ -39,6 +39,7 @@ from saferun.coordinator.store_client import TRAFFIC, StoreClient
 from saferun.coordinator.tasks import Message, TaskConnection, Tasks
 from saferun.text.decoding import number
 from saferun.text.typed_json import fit
+from saferun.text.wording import first_line
 
 _LEAVE_S = 3.0
 _CLOSE_S = 5.0
@@ -216,7 +217,7 @@ class HostCoordinator:
             try:
                 self._take_over(rdzv, found, None if secret is None else str(secret))
             except Exception as error:
-                text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+                text = f"{type(error).__name__}: {first_line(error)}"
                 connection.send({"op": "resume_failed", "attempt": found.assignment.attempt, "text": text})
 
         self._in_background(resume)
@@ -296,7 +297,7 @@ class HostCoordinator:
         except CancelledError:
             pass
         except Exception as error:
-            what = f"the hosts cannot meet: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+            what = f"the hosts cannot meet: {type(error).__name__}: {first_line(error)}"
             hint = "check that torch works on this host, and look at the output of the other hosts"
             self._fail(rdzv, JoinFailedError(what, hint))
 

@@ -15,6 +15,7 @@ from saferun.coordinator.dial import plain
 from saferun.coordinator.secrecy import NO_SECRET
 from saferun.coordinator.store_client import StoreClient
 from saferun.model import JsonObject, Value
+from saferun.text.wording import count_text
 
 if TYPE_CHECKING:
     from saferun.coordinator.secret_agreement import SecretAgreement
@@ -298,5 +299,5 @@ class RendezvousRound:
 
 def hosts_text(hosts: int, spares: int) -> str:
     """``4 hosts``, ``4 hosts and 1 spare``."""
-    count = f"{hosts} host{'' if hosts == 1 else 's'}"
-    return f"{count} and {spares} spare{'' if spares == 1 else 's'}" if spares else count
+    text = count_text(hosts, "host")
+    return f"{text} and {count_text(spares, 'spare')}" if spares else text

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from saferun.coordinator.dial import dial
 from saferun.coordinator.store_connection import encoded
+from saferun.text.wording import first_line
 
 if TYPE_CHECKING:
     from socket import socket
@@ -121,7 +122,7 @@ class StoreClient:
             # By position: the first arguments are the same in all releases.
             store = store_class(host, port, None, False, timeout, wait_for_workers=False, **more)
         except Exception as error:
-            raise StoreBrokenError(_first_line(error)) from error
+            raise StoreBrokenError(first_line(error) or type(error).__name__) from error
         TRAFFIC.count(2 * (_KIND + 4) + 4)
         return cls(store, address, signer)
 
@@ -308,7 +309,7 @@ class StoreClient:
             try:
                 answer = getattr(self.store, operation)(*arguments)
             except Exception as error:
-                raise StoreBrokenError(_first_line(error)) from error
+                raise StoreBrokenError(first_line(error) or type(error).__name__) from error
             if answered:
                 self.answers += 1
             return answer
@@ -316,7 +317,3 @@ class StoreClient:
 
 def _sized(text: str | bytes) -> int:
     return _LENGTH + len(text)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -57,3 +57,8 @@ def duration_text(seconds: float) -> str:
 def count_text(count: int, one: str, many: str = "") -> str:
     """``1 GPU``, ``2 GPUs``."""
     return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def first_line(error: BaseException, most: int = 300) -> str:
+    """The first line of an error's message, without what is beyond so many characters; empty: it has no message."""
+    return (str(error).splitlines() or [""])[0][:most]
