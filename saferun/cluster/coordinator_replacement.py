@@ -83,7 +83,7 @@ class CoordinatorReplacement:
             case "resumed" | "resume_failed":
                 self._conclude(message)
             case "entry" | "malformed":
-                return self._is_read(message)  # one that has taken over reads the log from its beginning
+                return self._skip_if_read(message)  # one that has taken over reads the log from its beginning
             case _:
                 return False
         return True
@@ -106,8 +106,8 @@ class CoordinatorReplacement:
             self.deadline = None
             self._on_failed(self._reason)
 
-    def _is_read(self, message: JsonObject) -> bool:
-        """Whether an entry of the log has been read before."""
+    def _skip_if_read(self, message: JsonObject) -> bool:
+        """Skip an entry of the log that has been read before, else note it as read. Returns whether it is skipped."""
         entry = message.get("message")
         if isinstance(entry, dict) and entry.get("host") == self._sender.roster.host:
             self._sender.note_read(entry)

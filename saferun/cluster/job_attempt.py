@@ -87,8 +87,8 @@ class _LinesOfOthers:
         self._counts: dict[str, int] = {}
         self._last: dict[str, str] = {}
 
-    def may_print(self, who: str, about: str = "", text: str = "") -> bool:
-        """Whether one more line may be printed for this saferun; a line that repeats the last one may not."""
+    def admit(self, who: str, about: str = "", text: str = "") -> bool:
+        """Count one more line of this saferun. Returns whether it is to be printed; not if it repeats the last one."""
         if about and self._last.get(about) == text[:LONGEST_MESSAGE]:
             return False
         self._counts[who] = self._counts.get(who, 0) + 1
@@ -321,7 +321,7 @@ class JobAttempt:
 
     def _on_notice(self, attempt: int, entry: JsonObject) -> None:
         # The leader cannot print it itself, and of the other hosts only one does.
-        if attempt == self.number and self._roster.host == 1 and self._lines.may_print("notice"):
+        if attempt == self.number and self._roster.host == 1 and self._lines.admit("notice"):
             self.context.warn(entry["text"])
 
     def _on_progress_wanted(self, attempt: int, entry: JsonObject) -> None:
@@ -348,13 +348,13 @@ class JobAttempt:
                 moved, active = self.states.progress(key, state.get("progress"))
                 if moved or active:
                     self.silent_hosts.hear_progress(moved=moved)
-                if isinstance(route := state.get("route"), str) and self._lines.may_print(key, f"{key} route", route):
+                if isinstance(route := state.get("route"), str) and self._lines.admit(key, f"{key} route", route):
                     self.silent_hosts.note(peer.label, route)
                 is_left_over = state.get("s") == RANKS_LEFT_OVER and host != self._roster.host
                 if is_left_over and isinstance(state.get("text"), str):
                     # Another host waits for processes that its ranks left behind, and the job waits for that host.
                     text = display_text(state["text"], _LONGEST_LEFTOVERS)
-                    if self._lines.may_print(key, f"{key} leftovers", text):
+                    if self._lines.admit(key, f"{key} leftovers", text):
                         self.context.calls.print_line(f"saferun: {printable(peer.label)}: {printable(text)}")
                 self.context.reports.take_state(key, peer, self.states, state)
                 if state.get("s") == "gone":

@@ -82,7 +82,7 @@ class HangDetector:
         ask = [] if is_first else self._numbers_wanted()
         recovered_s = None if is_first else self._recovery(moved=any(moved.values()))
         was_inspecting = self._is_inspecting
-        self._is_inspecting = was_inspecting or (not is_first and self._inspection_is_due())
+        self._is_inspecting = was_inspecting or (not is_first and self._pass_inspection_marks())
         if sample.is_held:
             self._confirming = False
         verdict, confirm = (None, []) if is_first or sample.is_held else self._verdict()
@@ -240,18 +240,15 @@ class HangDetector:
     # --------------------------------------------------------------------------------------------------------- verdicts
 
     def _numbers_wanted(self) -> list[int]:
-        return [
-            local_rank
-            for local_rank, watched in self._ranks.by_local_rank.items()
-            if watched.ask(
-                sum(self._ranks.still_s(watched) >= part * self._timeout_s for part in _ASK_AT),
-                self._ranks.clock_s,
-                _ASK_AT[0] * self._timeout_s,
-            )
-        ]
+        wanted = []
+        for local_rank, watched in self._ranks.by_local_rank.items():
+            reached = sum(self._ranks.still_s(watched) >= part * self._timeout_s for part in _ASK_AT)
+            if watched.note_query_due(reached, self._ranks.clock_s, _ASK_AT[0] * self._timeout_s):
+                wanted.append(local_rank)
+        return wanted
 
-    def _inspection_is_due(self) -> bool:
-        """Whether no rank has moved for long enough that an inspection is wanted."""
+    def _pass_inspection_marks(self) -> bool:
+        """Note which of the marks have been reached. Returns whether a new one has, so that an inspection is due."""
         reached = self._marks_reached()
         is_due = reached > self._inspected_marks and not self._is_inspecting
         if is_due or reached < self._inspected_marks:
@@ -280,7 +277,11 @@ class HangDetector:
             return self._suspected(), []
         if not self._confirming:
             self._confirming = True
-            return None, [local_rank for local_rank, watched in self._ranks.by_local_rank.items() if watched.ask_now()]
+            wanted = []
+            for local_rank, watched in self._ranks.by_local_rank.items():
+                if watched.note_query():
+                    wanted.append(local_rank)
+            return None, wanted
         if self._is_inspecting or self._inspection_is_needed() or any(one.is_asked for one in self._ranks.all):
             return None, []
         self._confirming = False

@@ -141,8 +141,8 @@ class RankHistory:
 
     # ------------------------------------------------------------------------------------------------ sequence numbers
 
-    def ask(self, reached: int, clock_s: float, again_s: float) -> bool:
-        """Whether its numbers are to be asked for now that it has reached so many of the marks.
+    def note_query_due(self, reached: int, clock_s: float, again_s: float) -> bool:
+        """As ``note_query``, if a query is due now that it has reached so many of the marks; False if none is.
 
         If it has answered before, and the last time it did not, it is asked again after ``again_s``.
         """
@@ -150,13 +150,13 @@ class RankHistory:
         if reached <= self._asked and not (reached and is_due_again):
             return False
         self._asked = reached
-        return self.ask_now()
+        return self.note_query()
 
-    def ask_now(self) -> bool:
-        """Whether its numbers are to be asked for, because it has not been asked already."""
-        asks = not self.is_asked
+    def note_query(self) -> bool:
+        """Note that its sequence numbers are asked for; False if they already are. The caller sends the query."""
+        is_new = not self.is_asked
         self.is_asked = self._is_disturbed = True
-        return asks
+        return is_new
 
     def take_numbers(self, numbers: Numbers | None, clock_s: float) -> bool:
         """Take the answer; None where there is none. Returns whether the numbers have moved."""
