@@ -20,6 +20,7 @@ from saferun.cluster.messages import LONGEST_MESSAGE, Ignored
 from saferun.cluster.rank_reports import RankReports
 from saferun.cluster.rendezvous_messages import assignment_from, chunk_limit, hosts_text, join_request
 from saferun.cluster.roster import Roster
+from saferun.cluster.shared_store import SharedStore
 from saferun.cluster.storeless_job import StorelessJob
 from saferun.cluster.wait_lines import WaitLines
 from saferun.config import LaunchConfig
@@ -44,7 +45,7 @@ _REJOIN_TIMEOUT_S = 60.0
 _MOST_ROUTES = 8  # addresses of other hosts for which the interface that leads there is looked up
 
 
-class Job(JobSender):
+class Job(JobSender, SharedStore):
     """The other hosts, with the interface of ``cluster.job_interface.JobPort``.
 
     Args:
@@ -223,9 +224,6 @@ class Job(JobSender):
         """The port of the ranks' store, where it is bound here."""
         return [self._channel.port] if self._channel.port else []
 
-    def release(self) -> None:
-        """The port of several hosts is the scheduler's choice, or the user's."""
-
     def join(self, action: JoinHosts, host_info: str = "", probe_endpoint: str = "") -> None:
         """Meet the others; ``on_assigned`` or StartFailed follows.
 
@@ -349,15 +347,6 @@ class Job(JobSender):
         else:
             self._callbacks.on_prepared({})
 
-    def serve_soon(self) -> None:
-        """The coordinator serves the store since the hosts have met."""
-
-    def attempt_ended(self) -> None:
-        """The store is served until the hosts meet again."""
-
-    def ask_start_stage(self, world_size: int) -> None:
-        """The leader asks, when it hears that the attempt is to end."""
-
     # ----------------------------------------------------------------------------------------------------------------
     # While ranks run
 
@@ -466,33 +455,46 @@ class Job(JobSender):
         self._after_loss = bool(class_name)
         lost = JobLost(time.monotonic(), self._attempt(), what, hint, class_name)
         lost_own_coordinator = is_own and self.is_head and not class_name
-        is_static = self._config.rendezvous.backend == "static"
-        may_go_on = is_static and (class_name or lost_own_coordinator) and self._callbacks.ranks()
-        is_ending = self.current.is_ending or self.aborted_attempt == self.current.number
         if self.storeless_job is not None and not self.storeless_job.is_over and self._callbacks.ranks():
             return  # the first process of this host has ended, as its ranks have; those of this one have not
-        if not may_go_on or self.storeless_job is not None or self.current.number != self._attempt() or is_ending:
+        if self._may_run_storeless(class_name, lost_own_coordinator=lost_own_coordinator):
+            self._run_storeless(lost, lost_own_coordinator=lost_own_coordinator)
+        else:
             self._post(lost)
-            return
+
+    def _may_run_storeless(self, class_name: str, *, lost_own_coordinator: bool) -> bool:
+        """Whether the ranks of this host may go on without the job's store, or without this host's coordinator."""
+        is_static = self._config.rendezvous.backend == "static"
+        is_lost = bool(class_name) or lost_own_coordinator
+        is_ending = self.current.is_ending or self.aborted_attempt == self.current.number
+        is_underway = self.current.number == self._attempt() and not is_ending and self.storeless_job is None
+        return is_static and is_lost and is_underway and bool(self._callbacks.ranks())
+
+    def _run_storeless(self, lost: JobLost, *, lost_own_coordinator: bool) -> None:
+        """Go on for as long as the ranks make progress."""
         if lost_own_coordinator:
             self._channel.answer_end()  # the leader finds that this host is up
-        self.current.silent_hosts.end()
-        at = {"monotonic_s": lost.at, "attempt": lost.attempt}
+        attempt, reason = self.current, self.current.abort_reason
+        attempt.silent_hosts.end()
         # The loss is why the attempt ends only if nothing else ends it first.
-        set_reason = partial(setattr, self.current, "abort_reason", self.current.abort_reason)
-        self.current.abort_reason = None
+        attempt.abort_reason = None
+
+        def restore_reason() -> None:
+            attempt.abort_reason = reason
+
+        fields = {"monotonic_s": lost.at, "attempt": lost.attempt, "what": lost.what}
         prints_for_job = self.leads or not self._config.hosts.shares_console
         self.storeless_job = StorelessJob(
             lost,
             self._callbacks.ranks,
             self._poller,
-            started_by=self.current.began_at + self._config.retry.start_window_s,
+            started_by=attempt.began_at + self._config.retry.start_window_s,
             host_timeout_s=self._config.hosts.host_timeout_s,
             hang_timeout_s=self._config.watch.hang_timeout_s,
             post=self._post,
-            note=lambda: self._run_dir.write_event({"event": "StoreLost", "time": time.time(), **at, "what": what}),
+            note=lambda: self._run_dir.write_event({"event": "StoreLost", "time": time.time(), **fields}),
             warn=self._warn if prints_for_job or lost_own_coordinator else lambda _: None,
             has_store=lost_own_coordinator,
-            on_lost=set_reason,
+            on_lost=restore_reason,
         )
         self.on_end = self.storeless_job.conclude
