@@ -13,12 +13,12 @@ from saferun.cluster.coordinator_replacement import CoordinatorReplacement
 from saferun.cluster.job_attempt import JobAttempt, JobContext
 from saferun.cluster.job_channel import JobChannel
 from saferun.cluster.job_sender import JobSender
-from saferun.cluster.job_values import AbortReason, EvidenceChunk, JobCallbacks, LostHost
-from saferun.cluster.join_messages import EndNote, HostsPart, Joined, Peer, SecretSharing, TaskInfo
+from saferun.cluster.job_values import AbortReason, Assignment, EvidenceChunk, JobCallbacks, LostHost
+from saferun.cluster.join_messages import EndNote, Joined, Peer, SecretSharing, TaskInfo
 from saferun.cluster.leader_clock import LeaderClock
 from saferun.cluster.messages import LONGEST_MESSAGE, Ignored
 from saferun.cluster.rank_reports import RankReports
-from saferun.cluster.rendezvous_messages import assignment_from, chunk_limit, hosts_text, join_request
+from saferun.cluster.rendezvous_messages import JoinedParts, assignment_from, chunk_limit, hosts_text, join_request
 from saferun.cluster.roster import Roster
 from saferun.cluster.shared_store import SharedStore
 from saferun.cluster.storeless_job import StorelessJob
@@ -58,20 +58,6 @@ class Job(JobSender, SharedStore):
         open_channel: makes the channel to the coordinator.
     """
 
-    # What is so at first.
-    host = 0
-    leads = False
-    leader = ""
-    other_addresses: tuple[str, ...] = ()
-    chunk_limit_bytes = 1 << 16
-    is_join_failure_reported = is_refusal_printed = False
-    _own_addresses: tuple[str, ...] = ()
-    _joining = False
-    blamed: tuple[int, ...] = ()  # ranks of the job that the hang is blamed on that was captured last
-    storeless_job: StorelessJob | None = None  # set while the job runs on without its store
-    end: Finish | None = None
-    _after_loss = False  # the store of the leader was lost
-
     def __init__(
         self,
         config: LaunchConfig,
@@ -83,6 +69,19 @@ class Job(JobSender, SharedStore):
         secret: JobSecret | None = None,
         open_channel: Callable[..., JobChannel] = JobChannel,
     ) -> None:
+        self.host = 0
+        self.leads = False
+        self.leader = ""
+        self.other_addresses: tuple[str, ...] = ()
+        self.chunk_limit_bytes = 1 << 16
+        self.is_join_failure_reported = self.is_refusal_printed = False
+        self.blamed: tuple[int, ...] = ()  # ranks of the job that the hang is blamed on that was captured last
+        self.storeless_job: StorelessJob | None = None  # set while the job runs on without its store
+        self.end: Finish | None = None
+        self._own_addresses: tuple[str, ...] = ()
+        self._joining = False
+        self._joined_parts = JoinedParts()
+        self._after_loss = False  # the store of the leader was lost
         self._config = config
         self._poller = poller
         self._run_dir = run_dir
@@ -123,11 +122,8 @@ class Job(JobSender, SharedStore):
             on_resumed=self._on_resumed,
             on_failed=lambda reason: self._on_channel_lost(reason, KILLED_HINT, is_own=True),
         )
-        # Looked up at each call: `current` changes with the attempt.
-        self.nic_fault: Callable[[], str] = lambda: self.current.silent_hosts.own_nic_fault()  # noqa: PLW0108 - see above
         hint = _ALONE if config.hosts.detected else ""
         self._wait_lines = WaitLines(callbacks.set_status, callbacks.print_line, hint)
-        self._hosts: list[HostsPart] = []  # of a large job, the parts of the list of hosts that have come so far
         self.ignored = Ignored(self._warn)
         self.unsigned = Ignored(self._warn)
 
@@ -153,6 +149,10 @@ class Job(JobSender, SharedStore):
     def start_stage(self) -> JsonObject | None:
         """How far the ranks have come, as their store shows it."""
         return self.current.start_stage
+
+    def nic_fault(self) -> str:
+        """What is amiss with an interface to other hosts; empty: nothing."""
+        return self.current.silent_hosts.own_nic_fault()
 
     # ----------------------------------------------------------------------------------------------------------------
     # The loop's side
@@ -240,7 +240,7 @@ class Job(JobSender, SharedStore):
         self._after_loss = self._after_loss or succeeds
         left_out = sorted({*last.lost, *last.lost_spares, *([action.left_out] if action.left_out >= 0 else ())})
         self._begin(JobAttempt(self._context))
-        self._joining, self._hosts = True, []
+        self._joining, self._joined_parts = True, JoinedParts()
         timeout_s = config.hosts.start_timeout_s
         # Shorter after a lost store: each host decided for itself to meet again, and some may not have.
         if self._after_loss:
@@ -275,41 +275,14 @@ class Job(JobSender, SharedStore):
         self._channel.open()
 
     def _on_joined(self, message: JsonObject) -> None:
-        if message["op"] == "hosts":
-            part: HostsPart = fit(HostsPart, message)
-            if part.peers and part.peers[0].host == 0:
-                self._hosts = []  # those before were of a coordinator that ended before it had sent all
-            self._hosts.append(part)
+        if message["op"] == "joined":
+            self._joining = False
+        joined = self._joined_parts.take(message)
+        if joined is None:
             return
-        self._joining = False
-        joined: Joined = fit(Joined, message)
-        if self._hosts:
-            hosts, self._hosts = [*self._hosts, HostsPart(joined.peers, joined.host_infos)], []
-            joined = joined._replace(
-                peers=tuple(peer for part in hosts for peer in part.peers),
-                host_infos=tuple(info for part in hosts for info in part.host_infos),
-            )
         assignment = assignment_from(self._config, joined)
         placement = assignment.placement
-        self.leads, self.leader = assignment.leads, placement.leader
-        self.host = placement.group_rank
-        has_tasks = self._config.hosts.task is not None
-        self.roster = Roster(
-            self.host,
-            self._task,
-            has_tasks=has_tasks,
-            label=joined.label,
-            peers=joined.peers,
-            spares=joined.spare_peers,
-        )
-        self.peers = self.roster.peers
-        self.chunk_limit_bytes = chunk_limit(joined)
-        if self.host == 0:
-            addresses = [address for peer in list(self.peers.values())[1:] for address in peer.addresses]
-        else:
-            addresses = list(joined.leader_addresses)
-        has_neighbours = placement.local_world_size > len(placement.ranks)
-        self.other_addresses = (*addresses, *((*self._own_addresses, "127.0.0.1", "::1") if has_neighbours else ()))
+        addresses = self._take_roster(joined, assignment)
         self.leader_clock.forget()  # another host may lead
         attempt = JobAttempt(
             self._context,
@@ -330,6 +303,30 @@ class Job(JobSender, SharedStore):
             met = f"{hosts_text(self.peers.values(), placement.world_size)}, from {detected}"
             self._print_line(f"saferun: {printable(met)} ({_OFF})")
         self._callbacks.on_assigned(assignment)
+
+    def _take_roster(self, joined: Joined, assignment: Assignment) -> list[str]:
+        """Take this host's place among the hosts. Returns the addresses of other hosts, as far as they are known."""
+        placement = assignment.placement
+        self.leads, self.leader = assignment.leads, placement.leader
+        self.host = placement.group_rank
+        has_tasks = self._config.hosts.task is not None
+        self.roster = Roster(
+            self.host,
+            self._task,
+            has_tasks=has_tasks,
+            label=joined.label,
+            peers=joined.peers,
+            spares=joined.spare_peers,
+        )
+        self.peers = self.roster.peers
+        self.chunk_limit_bytes = chunk_limit(joined)
+        if self.host == 0:
+            addresses = [address for peer in list(self.peers.values())[1:] for address in peer.addresses]
+        else:
+            addresses = list(joined.leader_addresses)
+        has_neighbours = placement.local_world_size > len(placement.ranks)
+        self.other_addresses = (*addresses, *((*self._own_addresses, "127.0.0.1", "::1") if has_neighbours else ()))
+        return addresses
 
     def _note_signed(self, joined: Joined) -> None:
         """Note by which secret the hosts sign their messages, or why by none."""

@@ -40,7 +40,6 @@ class JobPort(Part, Protocol):
         other_addresses: of hosts with other ranks of the job, as far as they are known: on the leader all of them.
         chunk_limit_bytes: how large a chunk of evidence may be.
         end: set before ``close``: how the launch ends; None: by an error.
-        nic_fault: returns what is amiss with an interface to other hosts: ``eth1 has no carrier``; empty: nothing.
         blamed: set by whoever finds out: the ranks of the job that caused the last hang.
         storeless_job: set while the job runs on without its store, or without this host's coordinator: watches the
             ranks.
@@ -57,7 +56,6 @@ class JobPort(Part, Protocol):
     other_addresses: tuple[str, ...]
     chunk_limit_bytes: int
     end: Finish | None
-    nic_fault: Callable[[], str]
     blamed: tuple[int, ...]
     storeless_job: StorelessJob | None
 
@@ -76,6 +74,9 @@ class JobPort(Part, Protocol):
     @property
     def start_stage(self) -> JsonObject | None:
         """How far the ranks have come, as their store shows it; empty: asked and not answered; None: not asked."""
+
+    def nic_fault(self) -> str:
+        """What is amiss with an interface to other hosts: ``eth1 has no carrier``; empty: nothing."""
 
     @property
     def is_endpoint_here(self) -> bool:

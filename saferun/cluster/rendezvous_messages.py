@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from saferun.cluster.job_values import Assignment
-from saferun.cluster.join_messages import Address, Joined, JoinRequest, Master, Peer, TaskInfo
+from saferun.cluster.join_messages import Address, HostsPart, Joined, JoinRequest, Master, Peer, TaskInfo
 from saferun.config import HostsConfig, LaunchConfig, RendezvousConfig
 from saferun.linux.bare_socket import short_host_name
-from saferun.model import Placement, RankAssignment
+from saferun.model import JsonObject, Placement, RankAssignment
 from saferun.supervisor.actions import JoinHosts
+from saferun.text.typed_json import fit
 
 _MOST_LABELS = 8
 # Of a chunk of evidence: what is sent along with it.
@@ -62,6 +63,30 @@ def join_request(
         record=record,
         spares=hosts.spares,
     )
+
+
+class JoinedParts:
+    """The hosts' agreement. Of a large job the list of hosts precedes it, in several messages."""
+
+    def __init__(self) -> None:
+        self._hosts: list[HostsPart] = []
+
+    def take(self, message: JsonObject) -> Joined | None:
+        """Take ``hosts``, a part of the list, or ``joined``. Returns the agreement once it is whole."""
+        if message["op"] == "hosts":
+            part: HostsPart = fit(HostsPart, message)
+            if part.peers and part.peers[0].host == 0:
+                self._hosts = []  # those before were of a coordinator that ended before it had sent all
+            self._hosts.append(part)
+            return None
+        joined: Joined = fit(Joined, message)
+        if not self._hosts:
+            return joined
+        hosts, self._hosts = [*self._hosts, HostsPart(joined.peers, joined.host_infos)], []
+        return joined._replace(
+            peers=tuple(peer for part in hosts for peer in part.peers),
+            host_infos=tuple(info for part in hosts for info in part.host_infos),
+        )
 
 
 def assignment_from(config: LaunchConfig, joined: Joined) -> Assignment:

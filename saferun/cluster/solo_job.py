@@ -58,7 +58,6 @@ class SoloJob:
     ) -> None:
         self.is_head = self.leads = True
         self.end: Finish | None = None
-        self.nic_fault: Callable[[], str] = str  # there are no other hosts
         self.host = 0
         self.leader = ""
         self.peers: Mapping[int, Peer] = {}
@@ -233,6 +232,10 @@ class SoloJob:
 
     # ----------------------------------------------------------------------------------------------------------------
     # The other hosts, which there are none of
+
+    def nic_fault(self) -> str:
+        """No interface leads to another host."""
+        return ""
 
     def find_endpoint(self, on_found: Callable[[], None]) -> None:
         """There is no rendezvous."""
