@@ -26,7 +26,7 @@ from saferun.cluster.messages import (
 )
 from saferun.cluster.rank_reports import RankReports
 from saferun.cluster.silence import GONE, UNKNOWN, UNREACHABLE
-from saferun.cluster.silent_hosts import SilentHosts
+from saferun.cluster.silent_hosts import SilenceLimits, SilentHosts, ThisHost
 from saferun.cluster.task_states import TaskStates
 from saferun.config import LaunchConfig
 from saferun.errors import printable
@@ -169,14 +169,14 @@ class JobAttempt:
         self._waits_for_silent = False
         self.silent_hosts = SilentHosts(
             context.poller,
-            probe_after_s=context.config.hosts.probe_after_s,
-            hang_timeout_s=context.config.watch.hang_timeout_s,
-            patience_after_s=patience_after_s if local_ranks else float("inf"),
-            label=label,
-            leader=leader,
-            addresses=addresses,
-            leads=roster.host == 0 and number >= 0,
-            is_head=is_head,
+            SilenceLimits(
+                context.config.hosts.probe_after_s,
+                context.config.watch.hang_timeout_s,
+                patience_after_s if local_ranks else float("inf"),
+            ),
+            ThisHost(
+                label, leader, leads=roster.host == 0 and number >= 0, is_head=is_head, addresses=tuple(addresses)
+            ),
             ranks=context.calls.ranks,
             print_line=context.calls.print_line,
             on_lost=self._on_silent,

@@ -46,19 +46,45 @@ class _OthersProgress(Value):
         )
 
 
+class SilenceLimits(Value):
+    """How long to wait.
+
+    Attributes:
+        probe_after_s: for how long a host may be silent before it is probed.
+        hang_timeout_s: for how long nothing may move; 0: that is not checked.
+        patience_after_s: from when on a silent host is waited for as long, although the ranks stand still.
+    """
+
+    probe_after_s: float
+    hang_timeout_s: float
+    patience_after_s: float
+
+
+class ThisHost(Value):
+    """This host, and this process on it.
+
+    Attributes:
+        label: this host's name.
+        leader: the leader's name.
+        leads: whether this host decides.
+        is_head: whether this process prints messages; others of the host do not.
+        addresses: of other hosts, in numbers.
+    """
+
+    label: str
+    leader: str
+    leads: bool
+    is_head: bool
+    addresses: tuple[str, ...]
+
+
 class SilentHosts:
     """The hosts from which no heartbeats come, and what follows.
 
     Args:
         poller: the loop's.
-        probe_after_s: for how long a host may be silent before it is probed.
-        hang_timeout_s: for how long nothing may move; 0: that is not checked.
-        patience_after_s: from when on a silent host is waited for as long, although the ranks stand still.
-        label: this host's name.
-        leader: the leader's name.
-        addresses: of other hosts, in numbers.
-        leads: whether this host decides.
-        is_head: whether this process prints messages; others of the host do not.
+        limits: how long to wait.
+        this_host: this host, and this process on it.
         ranks: returns the ranks of this host that run.
         print_line: takes a line for the user.
         on_lost: takes a host that is lost: its number, why, and a message.
@@ -74,28 +100,22 @@ class SilentHosts:
     def __init__(
         self,
         poller: Poller,
+        limits: SilenceLimits,
+        this_host: ThisHost,
         *,
-        probe_after_s: float,
-        hang_timeout_s: float,
-        patience_after_s: float,
-        label: str,
-        leader: str,
-        addresses: Iterable[str],
-        leads: bool,
-        is_head: bool,
         ranks: Callable[[], Sequence[ObservedRank]],
         print_line: Callable[[str], None],
         on_lost: Callable[[int, str, str], None],
         on_notice: Callable[[str], None],
         on_leader_silence: Callable[[str], None],
-        ask_others: Callable[[], bool] = lambda: False,
-        on_progress: Callable[[int, int], None] = lambda _moved, _active: None,
-        has_ended: Callable[[], bool] = lambda: False,
-        is_done: Callable[[int], bool] = lambda _: False,
+        ask_others: Callable[[], bool],
+        on_progress: Callable[[int, int], None],
+        has_ended: Callable[[], bool],
+        is_done: Callable[[int], bool],
     ) -> None:
-        self._probe_after_s = probe_after_s
-        self._hang_timeout_s = hang_timeout_s
-        self._patient_from = time.monotonic() + patience_after_s
+        self._probe_after_s = limits.probe_after_s
+        self._hang_timeout_s = limits.hang_timeout_s
+        self._patient_from = time.monotonic() + limits.patience_after_s
         self._ranks = ranks
         self._print_line = print_line
         self._on_lost = on_lost
@@ -105,11 +125,11 @@ class SilentHosts:
         self._on_progress = on_progress
         self._has_ended = has_ended
         self._is_done = is_done
-        self._watch = ProgressWatch(probe_after_s / 2, poller)
-        self._label = label
-        self._leader = leader
-        self._leads = leads
-        self._is_head = is_head
+        self._watch = ProgressWatch(limits.probe_after_s / 2, poller)
+        self._label = this_host.label
+        self._leader = this_host.leader
+        self._leads = this_host.leads
+        self._is_head = this_host.is_head
         self._silent: dict[int, SilentHost] = {}
         self._notices: dict[str, str] = {}  # by host
         self._unwritten: list[str] = []  # hosts with notices
@@ -119,8 +139,8 @@ class SilentHosts:
         self._others: _OthersProgress | None = None  # None: other hosts have not been asked
         self._reports = (0, 0)
         self._report_at: float | None = None
-        ways = {_nic_to(address) for address in dict.fromkeys(addresses)}
-        self._nics = [name for name in working_nics() if name in ways] if ways else []
+        interfaces = {_nic_to(address) for address in dict.fromkeys(this_host.addresses)}
+        self._nics = [name for name in working_nics() if name in interfaces] if interfaces else []
 
     @property
     def deadline(self) -> float | None:

@@ -9,7 +9,7 @@ import pytest
 
 from saferun.cluster import silent_hosts as silent_hosts_module
 from saferun.cluster.silence import Progress
-from saferun.cluster.silent_hosts import SilentHosts
+from saferun.cluster.silent_hosts import SilenceLimits, SilentHosts, ThisHost
 from saferun.linux.poller import Poller
 
 TIMEOUT_S = 10.0
@@ -66,21 +66,17 @@ class World:
         monkeypatch.setattr("saferun.cluster.silent_hosts.time", SimpleNamespace(monotonic=lambda: self.now))
         self.silent_hosts = SilentHosts(
             Poller(),
-            probe_after_s=TIMEOUT_S,
-            hang_timeout_s=hang_timeout_s,
-            patience_after_s=patience_after_s,
-            label="node3",
-            leader="node1",
-            addresses=["10.77.0.1", "10.78.0.1"],
-            leads=leads,
-            is_head=True,
+            SilenceLimits(TIMEOUT_S, hang_timeout_s, patience_after_s),
+            ThisHost("node3", "node1", leads=leads, is_head=True, addresses=("10.77.0.1", "10.78.0.1")),
             ranks=lambda: [] if self.ended else [object()],  # type: ignore[list-item]
             print_line=self.said.append,
             on_lost=lambda *lost: self.lost.append(lost),
             on_notice=self.notices.append,
             on_leader_silence=self.silent.append,
             ask_others=lambda: self.others,
+            on_progress=lambda _moved, _active: None,
             has_ended=lambda: self.ended,
+            is_done=lambda _: False,
         )
 
     @property
