@@ -11,10 +11,10 @@ from saferun.cluster.job_sender import JobSender, StateReport
 from saferun.cluster.job_values import AbortReason, JobCallbacks, LostHost
 from saferun.cluster.join_messages import Peer
 from saferun.cluster.leader_clock import LeaderClock
+from saferun.cluster.lines_of_others import LinesOfOthers
 from saferun.cluster.messages import (
     LONGEST_MESSAGE,
     MOST_HOSTS,
-    MOST_LINES,
     MOST_TASKS,
     KeptErrors,
     StopMessage,
@@ -32,7 +32,7 @@ from saferun.config import LaunchConfig
 from saferun.errors import printable
 from saferun.linux.poller import Poller
 from saferun.linux.signals import SURVIVED
-from saferun.model import ABORT_REGROUPS, RANKS_LEFT_OVER, JsonObject
+from saferun.model import ABORT_REGROUPS, RANKS_LEFT_OVER, JsonObject, Value
 from saferun.supervisor.events import (
     CauseShown,
     CheckpointRequested,
@@ -80,22 +80,19 @@ class JobContext:
         self.clock = clock
 
 
-class _LinesOfOthers:
-    """Counts the lines printed for other hosts, so that none of them floods this console."""
+class _Handler(Value):
+    """What takes a message of the coordinator.
 
-    def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
-        self._last: dict[str, str] = {}
+    Attributes:
+        take: takes it.
+        leader_only: whether hosts that do not lead drop it.
+        of_attempt: whether it is dropped if it is of another attempt. The hosts end an attempt at different moments: a
+            ``store_lost`` of the previous one would end the next.
+    """
 
-    def admit(self, who: str, about: str = "", text: str = "") -> bool:
-        """Count one more line of this saferun. Returns whether it is to be printed; not if it repeats the last one."""
-        if about and self._last.get(about) == text[:LONGEST_MESSAGE]:
-            return False
-        self._counts[who] = self._counts.get(who, 0) + 1
-        if self._counts[who] > MOST_LINES:
-            return False
-        self._last[about] = text[:LONGEST_MESSAGE]
-        return True
+    take: Callable[[JobAttempt, JsonObject], None]
+    leader_only: bool = False
+    of_attempt: bool = False
 
 
 def _refuse_entry(_attempt: JobAttempt, message: JsonObject) -> None:
@@ -165,7 +162,7 @@ class JobAttempt:
         self.is_ending = False  # the job's log says that the attempt ends on all hosts
         self._left: set[int] = set()  # hosts that are gone, and whose ranks had ended well
         self._lost_tasks: set[tuple[int, int]] = set()
-        self._lines = _LinesOfOthers()
+        self._lines = LinesOfOthers()
         self._waits_for_silent = False
         self.silent_hosts = SilentHosts(
             context.poller,
@@ -197,7 +194,7 @@ class JobAttempt:
     def tick(self, now: float) -> None:
         """Do what is due."""
         if self.silent_hosts.deadline is not None and self.silent_hosts.deadline <= now:
-            self._guarded(self.silent_hosts.tick, now)
+            self._judge_silence(self.silent_hosts.tick, now)
             if self.leads:
                 self._check_missing()
         self.chunks.tick(now)
@@ -211,11 +208,12 @@ class JobAttempt:
         handler = self._BY_OP.get(str(message.get("op")))
         if handler is None:
             return
-        method, is_for_leader, is_of_attempt = handler
-        if (self.leads or not is_for_leader) and (not is_of_attempt or message["attempt"] == self.number):
-            method(self, message)
+        if handler.leader_only and not self.leads:
+            return
+        if not handler.of_attempt or message["attempt"] == self.number:
+            handler.take(self, message)
 
-    def _guarded(self, call: Callable[[Any], None], argument: object) -> None:
+    def _judge_silence(self, call: Callable[[Any], None], argument: object) -> None:
         """Judge silent hosts; if that fails, the job goes on without a verdict."""
         try:
             call(argument)
@@ -398,7 +396,7 @@ class JobAttempt:
         if message.get("host") in self._roster.spares:
             return  # no rank waits for it
         if not self.is_ending:
-            self._guarded(self.silent_hosts.hear, message)
+            self._judge_silence(self.silent_hosts.hear, message)
             if self.leads:
                 self._check_end()
 
@@ -465,24 +463,22 @@ class JobAttempt:
     def _on_warning(self, message: JsonObject) -> None:
         self.context.warn(message["text"])
 
-    # The handler of each message; whether only the leader takes it; whether it is dropped if it is of another attempt.
-    # The hosts end an attempt at different moments: a ``store_lost`` of the previous one would end the next.
-    _BY_OP: ClassVar[dict[str, tuple[Callable[[JobAttempt, JsonObject], None], bool, bool]]] = {
-        "entry": (_on_entry, False, False),
-        "states": (_on_states, True, False),
-        "chunk": (_on_chunk, True, True),
-        "probed": (_on_lost, True, True),
-        "lost": (_on_lost, True, True),
-        "store_lost": (_on_store_lost, False, True),
-        "late": (_on_liveness, False, True),
-        "silent": (_on_liveness, False, True),
-        "returned": (_on_liveness, False, True),
-        "malformed": (_refuse_entry, False, True),
-        "start_stage": (_note_start_stage, False, True),
-        "task_lost": (_on_task_lost, False, False),
-        "membership": (_on_membership, True, False),
-        "clock": (_note_clock, False, True),
-        "warn": (_on_warning, False, True),
+    _BY_OP: ClassVar[dict[str, _Handler]] = {
+        "entry": _Handler(_on_entry),
+        "states": _Handler(_on_states, leader_only=True),
+        "chunk": _Handler(_on_chunk, leader_only=True, of_attempt=True),
+        "probed": _Handler(_on_lost, leader_only=True, of_attempt=True),
+        "lost": _Handler(_on_lost, leader_only=True, of_attempt=True),
+        "store_lost": _Handler(_on_store_lost, of_attempt=True),
+        "late": _Handler(_on_liveness, of_attempt=True),
+        "silent": _Handler(_on_liveness, of_attempt=True),
+        "returned": _Handler(_on_liveness, of_attempt=True),
+        "malformed": _Handler(_refuse_entry, of_attempt=True),
+        "start_stage": _Handler(_note_start_stage, of_attempt=True),
+        "task_lost": _Handler(_on_task_lost),
+        "membership": _Handler(_on_membership, leader_only=True),
+        "clock": _Handler(_note_clock, of_attempt=True),
+        "warn": _Handler(_on_warning, of_attempt=True),
     }
     _BY_KIND: ClassVar[dict[str, Callable[[JobAttempt, int, JsonObject], None]]] = {
         "abort": _on_abort,
