@@ -18,7 +18,7 @@ from saferun.evidence.job_evidence import (
     ThreadStack,
 )
 from saferun.evidence.wait_evidence import JobPorts
-from saferun.model import RankEnd
+from saferun.model import RankEnd, Value
 
 __all__ = ["REDUCTIONS"]
 
@@ -34,6 +34,17 @@ _FATAL = "Fatal Python error:"
 _BEGINNING_LINES = 3
 _OTHER_THREADS = 4
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen")
+
+
+class _Cut(Value):
+    """How much of a rank's output is kept. ``longest``: characters of a line."""
+
+    stderr_lines: int
+    stdout_lines: int
+    longest: int
+
+
+_NOTHING = _Cut(stderr_lines=0, stdout_lines=0, longest=0)
 
 
 # ----------------------------------------------------------------------------------------------------- parts of it all
@@ -56,25 +67,24 @@ def _texts(lines: Sequence[str], most: int, longest: int) -> tuple[str, ...]:
     return tuple(line[:longest] for line in kept)
 
 
-def _output(output: RankOutput, lines: int, stdout_lines: int, longest: int) -> RankOutput:
+def _output(output: RankOutput, cut: _Cut) -> RankOutput:
     return output._replace(
-        last_lines=_texts(output.last_lines, lines, longest),
-        last_stdout_lines=_texts(output.last_stdout_lines, stdout_lines, longest),
-        error_message=output.error_message[: 4 * longest],
-        failure=_texts(output.failure, min(lines, 4), longest),
-        traceback=_texts(output.traceback, lines, longest),
+        last_lines=_texts(output.last_lines, cut.stderr_lines, cut.longest),
+        last_stdout_lines=_texts(output.last_stdout_lines, cut.stdout_lines, cut.longest),
+        error_message=output.error_message[: 4 * cut.longest],
+        failure=_texts(output.failure, min(cut.stderr_lines, 4), cut.longest),
+        traceback=_texts(output.traceback, cut.stderr_lines, cut.longest),
         stderr_path=output.stderr_path[:_LONGEST_TEXT],
     )
 
 
-def _outputs(evidence: Evidence, own: tuple[int, int, int], others: tuple[int, int, int], most: int) -> Evidence:
-    """Outputs cut: so many of stderr's and stdout's lines, so long; of failed ranks, of the others, and of how many."""
-    failed = [end.rank for end in failed_ranks(evidence.ends)]
-    telling = set(failed[:most])
+def _outputs(evidence: Evidence, *, own: _Cut, others: _Cut, most: int) -> Evidence:
+    """The outputs, cut: ``own`` for the first ``most`` failed ranks, ``others`` for all other ranks."""
+    failed_first = {end.rank for end in failed_ranks(evidence.ends)[:most]}
     outputs = [
-        _output(output, *(own if output.rank in telling else others))
+        _output(output, own if output.rank in failed_first else others)
         for output in evidence.outputs
-        if output.rank in telling or any(others[:2])
+        if output.rank in failed_first or others.stderr_lines or others.stdout_lines
     ]
     return evidence._replace(outputs=tuple(outputs))
 
@@ -91,7 +101,7 @@ def _with_processes(evidence: Evidence, change: Callable[[ProcessSnapshot], Proc
     return evidence._replace(capture=evidence.capture._replace(processes=kept))
 
 
-def _calls(evidence: Evidence, most: int) -> Evidence:
+def _calls(evidence: Evidence, *, most: int) -> Evidence:
     """The newest calls of every process group, and the oldest of each stream that are not over.
 
     They are without stacks and times, which differ between ranks that are alike.
@@ -117,7 +127,7 @@ def _calls(evidence: Evidence, most: int) -> Evidence:
     return evidence._replace(capture=evidence.capture._replace(collectives=collectives))
 
 
-def _cores(evidence: Evidence, threads: int, calls: int) -> Evidence:
+def _cores(evidence: Evidence, *, threads: int, calls: int) -> Evidence:
     def cut(core: CoreDump) -> CoreDump:
         return core._replace(threads=tuple(_shorter(thread, calls) for thread in core.threads[:threads]))
 
@@ -133,7 +143,7 @@ def _shorter(thread: ThreadStack, most: int) -> ThreadStack:
     return thread._replace(frames=frames)
 
 
-def _host_lines(evidence: Evidence, most: int) -> Evidence:
+def _host_lines(evidence: Evidence, *, most: int) -> Evidence:
     capture = evidence.capture
     return evidence._replace(
         kernel_lines=_texts(evidence.kernel_lines, most, 400),
@@ -151,7 +161,7 @@ def _one_a_way(links: Sequence[StuckLink]) -> tuple[StuckLink, ...]:
     return tuple(best.values())
 
 
-def _last_calls(evidence: Evidence, main: int, others: int) -> Evidence:
+def _last_calls(evidence: Evidence, *, main: int, others: int) -> Evidence:
     """So many of the last calls of main threads and of other threads, without functions that are not called in them."""
     capture = evidence.capture
     return evidence._replace(capture=capture._replace(calls=tuple(one.newest(main, others) for one in capture.calls)))
@@ -189,16 +199,22 @@ def _within_reason(evidence: Evidence) -> Evidence:
             timed_out=tuple(name[:200] for name in capture.timed_out[:_MOST_ITEMS]),
         ),
     )
-    whole = (400, 100, _LONGEST_TEXT)
-    evidence = _outputs(_host_lines(evidence, 200), whole, whole, _MOST_ITEMS)
-    return _cores(_calls(_last_calls(evidence, 256, 16), 32), 256, 400)
+    whole = _Cut(stderr_lines=400, stdout_lines=100, longest=_LONGEST_TEXT)
+    evidence = _host_lines(evidence, most=200)
+    evidence = _outputs(evidence, own=whole, others=whole, most=_MOST_ITEMS)
+    evidence = _last_calls(evidence, main=256, others=16)
+    evidence = _calls(evidence, most=32)
+    return _cores(evidence, threads=256, calls=400)
 
 
 def _without_notes(evidence: Evidence) -> Evidence:
     """Without the texts of captures that worked, and without most of the host's lines."""
     notes = tuple(note for note in evidence.capture.notes if note.failure)
     evidence = evidence._replace(capture=evidence.capture._replace(notes=notes[:50]))
-    return _outputs(_host_lines(_last_calls(evidence, 256, 4), 40), (200, 20, 1000), (30, 5, 400), 64)
+    evidence = _last_calls(evidence, main=256, others=4)
+    evidence = _host_lines(evidence, most=40)
+    own = _Cut(stderr_lines=200, stdout_lines=20, longest=1000)
+    return _outputs(evidence, own=own, others=_Cut(stderr_lines=30, stdout_lines=5, longest=400), most=64)
 
 
 def _telling_threads(evidence: Evidence) -> Evidence:
@@ -218,7 +234,11 @@ def _telling_threads(evidence: Evidence) -> Evidence:
         )
         return dump._replace(threads=tuple(threads)[:32])
 
-    return _cores(_calls(_last_calls(_with_waits(_stacks(evidence, change), 16), 64, 0), 12), 2, 120)
+    evidence = _stacks(evidence, change)
+    evidence = _with_waits(evidence, most=16)
+    evidence = _last_calls(evidence, main=64, others=0)
+    evidence = _calls(evidence, most=12)
+    return _cores(evidence, threads=2, calls=120)
 
 
 def _fewer_ports(found: JobPorts, most: int) -> JobPorts:
@@ -231,7 +251,7 @@ def _waiting_threads(evidence: Evidence) -> dict[tuple[int, int], set[int]]:
     return {(one.rank, one.pid): {wait.tid for wait in one.waits} for one in evidence.capture.processes}
 
 
-def _with_waits(evidence: Evidence, most: int) -> Evidence:
+def _with_waits(evidence: Evidence, *, most: int) -> Evidence:
     """So many waits of each process, the main thread's and those of threads whose stacks are there first."""
     stacked = {(dump.rank, dump.pid): {thread.tid for thread in dump.threads} for dump in evidence.capture.stacks}
 
@@ -247,12 +267,14 @@ def _short_messages(evidence: Evidence) -> Evidence:
     capture = evidence.capture
     ports = tuple(_fewer_ports(one, 256) for one in capture.ports)
     evidence = evidence._replace(capture=capture._replace(notes=capture.notes[:10], ports=ports))
-    return _outputs(_host_lines(evidence, 15), (80, 5, 500), (10, 0, 200), 16)
+    evidence = _host_lines(evidence, most=15)
+    own = _Cut(stderr_lines=80, stdout_lines=5, longest=500)
+    return _outputs(evidence, own=own, others=_Cut(stderr_lines=10, stdout_lines=0, longest=200), most=16)
 
 
 def _main_threads(evidence: Evidence) -> Evidence:
     """Main threads, and where a few others stand of which it is known what they wait for."""
-    evidence = _with_waits(evidence, 1 + _OTHER_THREADS)
+    evidence = _with_waits(evidence, most=1 + _OTHER_THREADS)
     known = _waiting_threads(evidence)
 
     def change(dump: StackDump) -> StackDump:
@@ -269,7 +291,11 @@ def _main_threads(evidence: Evidence) -> Evidence:
             cpu_s=float(round(process.cpu_s)),
         )
 
-    return _cores(_calls(_last_calls(_with_processes(_stacks(evidence, change), slim), 16, 0), 4), 1, 60)
+    evidence = _stacks(evidence, change)
+    evidence = _with_processes(evidence, slim)
+    evidence = _last_calls(evidence, main=16, others=0)
+    evidence = _calls(evidence, most=4)
+    return _cores(evidence, threads=1, calls=60)
 
 
 def _ranks_only(evidence: Evidence) -> Evidence:
@@ -281,20 +307,24 @@ def _ranks_only(evidence: Evidence) -> Evidence:
             process._replace(command="", rss_bytes=0, cpu_s=0.0, threads=0, ppid=0) if process.is_rank else None
         ),
     )
-    capture = _last_calls(evidence, 4, 0).capture
+    capture = _last_calls(evidence, main=4, others=0).capture
     ports = tuple(_fewer_ports(one, 32) for one in capture.ports)
     capture = capture._replace(
         ports=ports, notes=(), timed_out=capture.timed_out[:8], links=_one_a_way(capture.links)[:16]
     )
     capture = capture._replace(nccl=tuple(one for one in capture.nccl if one.is_timed)[:8])
-    return _outputs(_host_lines(evidence._replace(capture=capture), 5), (40, 0, 300), (0, 0, 0), 4)
+    evidence = _host_lines(evidence._replace(capture=capture), most=5)
+    return _outputs(evidence, own=_Cut(stderr_lines=40, stdout_lines=0, longest=300), others=_NOTHING, most=4)
 
 
 def _shallow(evidence: Evidence) -> Evidence:
     evidence = _stacks(
         evidence, lambda dump: dump._replace(threads=tuple(_shorter(thread, 24) for thread in dump.threads))
     )
-    return _cores(_outputs(_calls(evidence, 1), (20, 0, 240), (0, 0, 0), 2), 1, 24)
+    evidence = _calls(evidence, most=1)
+    own = _Cut(stderr_lines=20, stdout_lines=0, longest=240)
+    evidence = _outputs(evidence, own=own, others=_NOTHING, most=2)
+    return _cores(evidence, threads=1, calls=24)
 
 
 def _odd_ones(evidence: Evidence) -> Evidence:
@@ -311,7 +341,10 @@ def _odd_ones(evidence: Evidence) -> Evidence:
         evidence, lambda dump: dump._replace(threads=tuple(_shorter(thread, 12) for thread in dump.threads))
     )
     # Ranks without a stack are distinguished by their recorders.
-    return _cores(_outputs(_host_lines(evidence, 2), (12, 0, 200), (0, 0, 0), 1), 1, 12)
+    evidence = _host_lines(evidence, most=2)
+    own = _Cut(stderr_lines=12, stdout_lines=0, longest=200)
+    evidence = _outputs(evidence, own=own, others=_NOTHING, most=1)
+    return _cores(evidence, threads=1, calls=12)
 
 
 def _numbers_only(evidence: Evidence) -> Evidence:
@@ -329,7 +362,8 @@ def _numbers_only(evidence: Evidence) -> Evidence:
         nccl=evidence.capture.nccl[:2],
     )
     evidence = evidence._replace(capture=capture, ends=(*ends[:8], *rest[:24]), cores=evidence.cores[:1])
-    return _outputs(_calls(evidence, 0), (8, 0, 160), (0, 0, 0), 1)
+    evidence = _calls(evidence, most=0)
+    return _outputs(evidence, own=_Cut(stderr_lines=8, stdout_lines=0, longest=160), others=_NOTHING, most=1)
 
 
 def _ends_only(evidence: Evidence) -> Evidence:
@@ -339,7 +373,9 @@ def _ends_only(evidence: Evidence) -> Evidence:
         host=evidence.host,
         started_at=evidence.started_at,
         ends=tuple(ends),
-        outputs=tuple(_output(output, 4, 0, 120) for output in evidence.outputs[:1]),
+        outputs=tuple(
+            _output(output, _Cut(stderr_lines=4, stdout_lines=0, longest=120)) for output in evidence.outputs[:1]
+        ),
         abandoned=evidence.abandoned[:8],
         stop_signum=evidence.stop_signum,
         error=evidence.error[:200],
