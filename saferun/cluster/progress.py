@@ -109,7 +109,7 @@ class ProgressWatch:
         if family is None:
             family = self._families[rank.pid] = FamilyReader(rank.pid)
         family.walk(now, newest, self._span_s)
-        found = family.read(below=True)
+        found = family.read(read_descendants=True)
         if found is None:
             return 0
         principal, others = found

@@ -93,21 +93,21 @@ class HangDetector:
             self._verdicts.report(verdict, self._ranks.clock_s)
             self._lively = 0
         # The descendants of a rank that moves by itself need not be sampled.
-        below = frozenset(local_rank for local_rank, has_moved in moved.items() if not has_moved)
-        return SampleResult(verdict, recovered_s, (*ask, *confirm), below, self._confirming, inspection)
+        read_descendants = frozenset(local_rank for local_rank, has_moved in moved.items() if not has_moved)
+        return SampleResult(verdict, recovered_s, (*ask, *confirm), read_descendants, self._confirming, inspection)
 
     def take_numbers(self, local_rank: int, numbers: Numbers | None) -> None:
         """The answer to ``SampleResult.numbers_wanted``; None: there is none."""
-        watched = self._ranks.by_local_rank.get(local_rank)
-        if watched is not None and watched.take_numbers(numbers, self._ranks.clock_s):
+        history = self._ranks.by_local_rank.get(local_rank)
+        if history is not None and history.take_numbers(numbers, self._ranks.clock_s):
             self._lively += _LIVELY
 
     def take_inspection(self, inspection: JobInspection | None) -> None:
         """The answer to ``SampleResult.inspection_wanted``; None: it failed."""
         self._is_inspecting = False
         self._inspected_at = self._ranks.clock_s
-        for watched in self._ranks.all:
-            watched.works_unseen = False
+        for history in self._ranks.all:
+            history.works_unseen = False
         if inspection is None:
             # Another one is likely to fail as well, so that the verdict waits for one only.
             self._inspections, self._inspected_marks = 0, max(self._inspected_marks, self._marks_reached())
@@ -122,19 +122,19 @@ class HangDetector:
 
     def rank_ended(self, local_rank: int) -> None:
         """A rank has ended. The others are given time to notice."""
-        watched = self._ranks.by_local_rank.pop(local_rank, None)
+        history = self._ranks.by_local_rank.pop(local_rank, None)
         self._ranks.changed_at = self._ranks.clock_s
-        if watched is not None:
+        if history is not None:
             for verdict in self._verdicts.open:
-                if set(verdict.ranks) <= {watched.rank}:
+                if set(verdict.ranks) <= {history.rank}:
                     self._verdicts.close(verdict.kind, self._ranks.clock_s)
 
     def resume(self) -> None:
         """Go on after a verdict. The effects of a capture on the ranks do not count."""
         self._at = None
         self._confirming = self._is_inspecting = False
-        for watched in self._ranks.all:
-            watched.rebase()
+        for history in self._ranks.all:
+            history.rebase()
 
     def downgrade_to_suspected(self, verdict: HangVerdict, certain_after_s: float) -> None:
         """Treat a verdict just reported as suspected only, until nothing has moved for ``certain_after_s``."""
@@ -153,18 +153,18 @@ class HangDetector:
         if sample.ranks and all(rank.process.state == "T" for rank in sample.ranks):
             # Whoever stopped the whole job may continue it, as a scheduler does that lends its GPUs to another job.
             self._ranks.changed_at = self._ranks.clock_s
-        if interval_s > max(self._timeout_s / 2, 4 * sample.asked_s):
+        if interval_s > max(self._timeout_s / 2, 4 * sample.planned_s):
             # What kept saferun from sampling may have kept the ranks from working.
             self._ranks.changed_at = self._ranks.clock_s
-        return min(interval_s, 2 * sample.asked_s)
+        return min(interval_s, 2 * sample.planned_s)
 
     def _take(self, sample: RankSample, interval_s: float) -> bool:
-        watched = self._ranks.by_local_rank.get(sample.local_rank)
-        if watched is None:
-            watched = self._ranks.by_local_rank[sample.local_rank] = RankHistory(
+        history = self._ranks.by_local_rank.get(sample.local_rank)
+        if history is None:
+            history = self._ranks.by_local_rank[sample.local_rank] = RankHistory(
                 sample.rank, self._window_s, self._ranks.clock_s
             )
-        return watched.take(
+        return history.take(
             sample, interval_s, self._ranks.clock_s, can_dump=self._ranks.can_dump, timeout_s=self._timeout_s
         )
 
@@ -188,24 +188,24 @@ class HangDetector:
 
     def idle_by_rank(self) -> dict[int, float]:
         """As ``idle_s``, for each local rank."""
-        return {local_rank: self._ranks.idle_s(watched) for local_rank, watched in self._ranks.by_local_rank.items()}
+        return {local_rank: self._ranks.idle_s(history) for local_rank, history in self._ranks.by_local_rank.items()}
 
     # ---------------------------------------------------------------------------------------------------------- stacks
 
     @property
     def dump_spacing_s(self) -> float | None:
         """How soon another dump may be wanted; None: not before the next sample."""
-        if any(self._is_suspicious(watched) for watched in self._ranks.all):
+        if any(self._is_suspicious(history) for history in self._ranks.all):
             return self._timeout_s * (1 - _DUMPS_FROM) / DUMPS
         return None
 
     def wanted_dumps(self, at: float) -> tuple[int, ...]:
         """Processes whose stacks are to be dumped now, the most urgent first. ``at``: monotonic seconds."""
         due = []
-        for watched in filter(self._is_suspicious, self._ranks.all):
-            wanted = DUMPS_IN_COLLECTIVE if watched.is_in_collective else DUMPS
-            for pid in watched.busy_pids:
-                suspect = watched.suspect(pid)
+        for history in filter(self._is_suspicious, self._ranks.all):
+            wanted = DUMPS_IN_COLLECTIVE if history.is_in_collective else DUMPS
+            for pid in history.busy_pids:
+                suspect = history.suspect(pid)
                 spacing_s = self._timeout_s * (1 - _DUMPS_FROM) / wanted
                 if suspect.dumps >= wanted:
                     # Enough is known, and only needs to be confirmed.
@@ -216,34 +216,34 @@ class HangDetector:
 
     def dump_begun(self, pid: int, at: float) -> None:
         """A dump of the stacks of a process has begun."""
-        for watched in self._ranks.all:
-            if pid in watched.suspects:
-                watched.suspects[pid].asked_at = at
-                watched.suspects[pid].is_running = True
+        for history in self._ranks.all:
+            if pid in history.suspects:
+                history.suspects[pid].asked_at = at
+                history.suspects[pid].is_running = True
 
     def take_dump(self, pid: int, at: float, threads: Sequence[ThreadStack]) -> None:
         """Take the dumped stacks; no threads: the dump failed."""
-        for watched in self._ranks.all:
-            suspect = watched.suspects.get(pid)
+        for history in self._ranks.all:
+            suspect = history.suspects.get(pid)
             if suspect is not None:
                 suspect.is_running = False
                 if not suspect.take(at, threads):
-                    watched.move(self._ranks.clock_s)
+                    history.move(self._ranks.clock_s)
 
-    def _is_suspicious(self, watched: RankHistory) -> bool:
+    def _is_suspicious(self, history: RankHistory) -> bool:
         return (
             self._ranks.can_dump
-            and bool(watched.busy_pids)
-            and self._ranks.still_s(watched) >= self._timeout_s * _DUMPS_FROM
+            and bool(history.busy_pids)
+            and self._ranks.still_s(history) >= self._timeout_s * _DUMPS_FROM
         )
 
     # --------------------------------------------------------------------------------------------------------- verdicts
 
     def _numbers_wanted(self) -> list[int]:
         wanted = []
-        for local_rank, watched in self._ranks.by_local_rank.items():
-            reached = sum(self._ranks.still_s(watched) >= part * self._timeout_s for part in _ASK_AT)
-            if watched.note_query_due(reached, self._ranks.clock_s, _ASK_AT[0] * self._timeout_s):
+        for local_rank, history in self._ranks.by_local_rank.items():
+            reached = sum(self._ranks.still_s(history) >= part * self._timeout_s for part in _ASK_AT)
+            if history.note_query_due(reached, self._ranks.clock_s, _ASK_AT[0] * self._timeout_s):
                 wanted.append(local_rank)
         return wanted
 
@@ -260,7 +260,7 @@ class HangDetector:
     def _marks_reached(self) -> int:
         still_s = min(map(self._ranks.still_s, self._ranks.all), default=0.0)
         # A missing heartbeat is held against a rank while others move.
-        beating = [watched for watched in self._ranks.all if watched.beat_ns > 0]
+        beating = [history for history in self._ranks.all if history.beat_ns > 0]
         still_s = max([still_s, *(min(self._ranks.still_s(one), self._ranks.beatless_s(one)) for one in beating)])
         return sum(still_s >= part * self._timeout_s for part in _INSPECT_AT)
 
@@ -271,15 +271,15 @@ class HangDetector:
 
     def _verdict(self) -> tuple[HangVerdict | None, list[int]]:
         """The verdict, or the ranks whose numbers are needed first."""
-        hang = all_hang(self._ranks) if not self._ranks.are_expected else None
+        hang = all_hang(self._ranks) if not self._ranks.in_announced_phase else None
         if hang is None or not self._verdicts.may_report(hang, self._ranks.clock_s):
             self._confirming = False
             return self._suspected(), []
         if not self._confirming:
             self._confirming = True
             wanted = []
-            for local_rank, watched in self._ranks.by_local_rank.items():
-                if watched.note_query():
+            for local_rank, history in self._ranks.by_local_rank.items():
+                if history.note_query():
                     wanted.append(local_rank)
             return None, wanted
         if self._is_inspecting or self._inspection_is_needed() or any(one.is_asked for one in self._ranks.all):
@@ -311,13 +311,13 @@ class HangDetector:
         return recovered_s
 
     def _is_over(self, verdict: HangVerdict) -> bool:
-        about = [watched for watched in self._ranks.all if watched.rank in verdict.ranks]
+        about = [history for history in self._ranks.all if history.rank in verdict.ranks]
         if verdict.kind == "stopped":
-            return all(watched.stopped_since is None for watched in about)
+            return all(history.stopped_since is None for history in about)
         if verdict.kind == "uninterruptible":
-            return all(watched.uninterruptible_since is None for watched in about)
+            return all(history.uninterruptible_since is None for history in about)
         if verdict.kind == "overdue":
-            return not any(watched.is_overdue for watched in about)
+            return not any(history.is_overdue for history in about)
         if verdict.kind == "heartbeat":
-            return any(self._ranks.beatless_s(watched) < self._timeout_s / 2 for watched in about)
+            return any(self._ranks.beatless_s(history) < self._timeout_s / 2 for history in about)
         return self._lively >= _LIVELY

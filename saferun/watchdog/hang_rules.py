@@ -23,18 +23,18 @@ def all_hang(ranks: RankHistories) -> HangVerdict | None:
     if not ranks.all or min(map(ranks.still_s, ranks.all)) < ranks.timeout_s:
         return None
     found: dict[str, list[int]] = {"quiet": [], "in_collective": [], "spins": [], "works": []}
-    for watched in ranks.all:
-        found[_role(ranks, watched)].append(watched.rank)
+    for history in ranks.all:
+        found[_role(ranks, history)].append(history.rank)
     if found["works"]:
         return None
     busy = tuple(sorted((*found["in_collective"], *found["spins"])))
     still_s = min(map(ranks.still_s, ranks.all))
     # (That ranks in a collective are busy means nothing: its numbers and their stacks stand still.)
-    certain = not any(ranks.is_doubted(watched) for watched in ranks.all if watched.rank not in busy)
+    certain = not any(ranks.is_doubted(history) for history in ranks.all if history.rank not in busy)
     if not busy:
         return HangVerdict("quiescent", tuple(sorted(found["quiet"])), min(map(ranks.quiet_s, ranks.all)), certain)
     if not found["spins"]:
-        about = tuple(sorted(watched.rank for watched in ranks.all if watched.is_in_collective))
+        about = tuple(sorted(history.rank for history in ranks.all if history.is_in_collective))
         return HangVerdict("stuck_collective", about, still_s, certain, busy)
     if not found["in_collective"] and not found["quiet"] and not all(one.was_in_collective for one in ranks.all):
         # No rank waits for them. (Where all were in a collective when they last answered, they may be in it still.)
@@ -42,18 +42,18 @@ def all_hang(ranks: RankHistories) -> HangVerdict | None:
     return HangVerdict("spinning", tuple(sorted(found["spins"])), still_s, certain=False, busy=busy)
 
 
-def _role(ranks: RankHistories, watched: RankHistory) -> str:
+def _role(ranks: RankHistories, history: RankHistory) -> str:
     """What a rank that has not moved does: ``quiet``, ``in_collective``, ``spins`` or ``works``."""
-    if ranks.quiet_s(watched) >= ranks.timeout_s:
+    if ranks.quiet_s(history) >= ranks.timeout_s:
         return "quiet"
-    if not watched.busy_pids:
+    if not history.busy_pids:
         # It has been quiet, but not for long enough.
         return "works"
     span_s = _DUMPS_SPAN_SHARE * ranks.timeout_s
-    if watched.is_in_collective and watched.frozen_s(ranks.clock_s) >= _FROZEN_SHARE * ranks.timeout_s:
-        alike = not ranks.can_dump or watched.dumps_alike(DUMPS_IN_COLLECTIVE, span_s)
+    if history.is_in_collective and history.frozen_s(ranks.clock_s) >= _FROZEN_SHARE * ranks.timeout_s:
+        alike = not ranks.can_dump or history.dumps_alike(DUMPS_IN_COLLECTIVE, span_s)
         return "in_collective" if alike else "works"
-    return "spins" if ranks.can_dump and watched.dumps_alike(DUMPS, span_s) else "works"
+    return "spins" if ranks.can_dump and history.dumps_alike(DUMPS, span_s) else "works"
 
 
 def some_hang(ranks: RankHistories) -> tuple[HangVerdict, ...]:
@@ -63,7 +63,7 @@ def some_hang(ranks: RankHistories) -> tuple[HangVerdict, ...]:
 
 
 def _heartbeat(ranks: RankHistories) -> HangVerdict | None:
-    if ranks.are_expected:
+    if ranks.in_announced_phase:
         return None  # it may wait for the rank in the phase
     late = [one for one in ranks.all if one.beat_ns > 0 and ranks.beatless_s(one) >= ranks.timeout_s]
     if not late:
@@ -71,7 +71,7 @@ def _heartbeat(ranks: RankHistories) -> HangVerdict | None:
     # While something still moves it is reported, and not acted upon: they may wait for the rank that does.
     certain = not any(ranks.still_s(one) < ranks.timeout_s / 2 for one in ranks.all)
     certain = certain and not any(map(ranks.is_doubted, late))
-    about = tuple(sorted(watched.rank for watched in late))
+    about = tuple(sorted(history.rank for history in late))
     return HangVerdict("heartbeat", about, min(map(ranks.beatless_s, late)), certain, ranks.busy)
 
 
@@ -81,9 +81,9 @@ def _stopped(ranks: RankHistories) -> HangVerdict | None:
 
 
 def _uninterruptible(ranks: RankHistories) -> HangVerdict | None:
-    if ranks.are_expected:
+    if ranks.in_announced_phase:
         return None
-    since = {watched.rank: watched.uninterruptible_since for watched in ranks.all}
+    since = {history.rank: history.uninterruptible_since for history in ranks.all}
     return _lasting(ranks, "uninterruptible", since, min(_UNINTERRUPTIBLE_S, ranks.timeout_s))
 
 

@@ -106,10 +106,10 @@ class RankMonitor:
         self._ranks: dict[int, WatchedRank] = {}
         self._families: dict[int, FamilyReader] = {}
         self._principals: dict[int, int] = {}
-        self._below: frozenset[int] = frozenset()
+        self._read_descendants: frozenset[int] = frozenset()
         self._walked_at = self._sampled_at = float("-inf")
         self._sample_at: float | None = None
-        self._asked_s = self._interval_s
+        self._planned_s = self._interval_s
         self._dump_at: float | None = None
         self._dumps: dict[int, tuple[float, Answer]] = {}  # by process, with its deadline
         self._queries: dict[int, NumbersQuery] = {}
@@ -135,7 +135,7 @@ class RankMonitor:
         """Watch these ranks from now on."""
         self._ranks = {rank.local_rank: rank for rank in ranks}
         self._families = {rank.local_rank: FamilyReader(rank.pid) for rank in ranks}
-        self._below = frozenset(self._ranks)
+        self._read_descendants = frozenset(self._ranks)
         self._sample_at = now
         self.tick(now)
 
@@ -212,7 +212,7 @@ class RankMonitor:
         self._ranks[rank.local_rank] = rank
         self._families[rank.local_rank] = FamilyReader(rank.pid)
         self._principals.pop(rank.local_rank, None)
-        self._below = self._below | {rank.local_rank}
+        self._read_descendants = self._read_descendants | {rank.local_rank}
         self._walked_at = float("-inf")
 
     def rank_ended(self, local_rank: int) -> None:
@@ -239,19 +239,19 @@ class RankMonitor:
         began_s = time.thread_time()
         self._sampled_at = now
         # Also if the code below fails, the next sample is not due at once.
-        self._sample_at = now + self._asked_s
-        sample = JobSample(now, self._asked_s, tuple(self._read_ranks(now)), self._is_held())
+        self._sample_at = now + self._planned_s
+        sample = JobSample(now, self._planned_s, tuple(self._read_ranks(now)), self._is_held())
         outcome = self._detector.feed(sample)
-        self._below = outcome.read_descendants
+        self._read_descendants = outcome.read_descendants
         spent_s = time.thread_time() - began_s
         self._cost_s += (spent_s - self._cost_s) / (4 if self._cost_s else 1)
         longest_s = max(self._interval_s, self._timeout_s / _SAMPLES_AT_LEAST)
-        self._asked_s = min(max(self._interval_s, self._cost_s / _CPU_SHARE), longest_s)
+        self._planned_s = min(max(self._interval_s, self._cost_s / _CPU_SHARE), longest_s)
         if outcome.is_urgent:
-            self._asked_s = min(self._asked_s, _URGENT_S)
+            self._planned_s = min(self._planned_s, _URGENT_S)
         # A sample is due as soon as an announced phase takes longer than expected.
         phases = [rank.script.phase.until for rank in sample.ranks if rank.script and rank.script.phase]
-        self._sample_at = min([now + self._asked_s, *(until for until in phases if until > now)])
+        self._sample_at = min([now + self._planned_s, *(until for until in phases if until > now)])
         for local_rank in outcome.numbers_wanted:
             self._ask(local_rank, now)
         if outcome.inspection_wanted:
@@ -265,17 +265,17 @@ class RankMonitor:
     def _read_ranks(self, now: float) -> list[RankSample]:
         walk_s = max(self._interval_s, self._timeout_s / _WALKS)
         newest = 0
-        walks = bool(self._below) and now - self._walked_at >= walk_s
+        walks = bool(self._read_descendants) and now - self._walked_at >= walk_s
         if walks:
             self._walked_at = now
             newest = newest_pid()
         samples = []
         for local_rank, rank in self._ranks.items():
             family = self._families[local_rank]
-            below = local_rank in self._below
-            if walks and below:
+            read_descendants = local_rank in self._read_descendants
+            if walks and read_descendants:
                 family.walk(now, newest, self._timeout_s / _WALKS_AT_LEAST)
-            processes = family.read(below=below)
+            processes = family.read(read_descendants=read_descendants)
             if processes is None:
                 continue
             principal, others = processes

@@ -164,11 +164,11 @@ class FamilyReader:
         """Whether the rank is no Python and runs none, as far as was seen."""
         return not self._principal.is_python
 
-    def read(self, *, below: bool) -> tuple[ProcessSample, tuple[ProcessSample, ...] | None] | None:
+    def read(self, *, read_descendants: bool) -> tuple[ProcessSample, tuple[ProcessSample, ...] | None] | None:
         """The process that does the rank's work, and all others; None where the rank is gone.
 
         Args:
-            below: whether the others are wanted; if not, there is None in their place.
+            read_descendants: whether the others are wanted; if not, there is None in their place.
         """
         principal = self._principal.read(closely=True)
         if principal is None and self._principal is not self._rank:
@@ -177,7 +177,7 @@ class FamilyReader:
             principal = self._rank.read(closely=True)
         if principal is None:
             return None
-        if not below:
+        if not read_descendants:
             return principal, None
         others = [self._rank, *self._others.values()] if self._principal is not self._rank else self._others.values()
         samples = []

@@ -43,39 +43,39 @@ class RankHistories:
     @property
     def busy(self) -> tuple[int, ...]:
         """The ranks of which a process uses its processor."""
-        return tuple(sorted(watched.rank for watched in self.all if watched.busy_pids))
+        return tuple(sorted(history.rank for history in self.all if history.busy_pids))
 
     @property
-    def are_expected(self) -> bool:
+    def in_announced_phase(self) -> bool:
         """Whether a rank is in a long phase that has not lasted longer than it was expected to."""
-        return any(watched.phase is not None and not watched.is_overdue for watched in self.all)
+        return any(history.phase is not None and not history.is_overdue for history in self.all)
 
-    def still_s(self, watched: RankHistory) -> float:
+    def still_s(self, history: RankHistory) -> float:
         """For how long it has not moved."""
-        return self.clock_s - max(watched.moved_at, self.changed_at)
+        return self.clock_s - max(history.moved_at, self.changed_at)
 
-    def quiet_s(self, watched: RankHistory) -> float:
+    def quiet_s(self, history: RankHistory) -> float:
         """For how long it has neither moved nor used a processor."""
-        return self.clock_s - max(watched.active_at, self.changed_at)
+        return self.clock_s - max(history.active_at, self.changed_at)
 
-    def beatless_s(self, watched: RankHistory) -> float:
+    def beatless_s(self, history: RankHistory) -> float:
         """For how long it has not called ``saferun.heartbeat``."""
-        return self.clock_s - max(watched.beat_at, self.changed_at)
+        return self.clock_s - max(history.beat_at, self.changed_at)
 
-    def idle_s(self, watched: RankHistory) -> float:
+    def idle_s(self, history: RankHistory) -> float:
         """For how long it certainly has not worked; 0 if it may be working."""
-        if watched.works_unseen:
+        if history.works_unseen:
             return 0.0
-        if not watched.busy_pids:
-            return self.quiet_s(watched)
+        if not history.busy_pids:
+            return self.quiet_s(history)
         # A busy rank may be working, unless it waits in a collective that makes no progress.
-        return min(self.still_s(watched), watched.frozen_s(self.clock_s)) if watched.is_in_collective else 0.0
+        return min(self.still_s(history), history.frozen_s(self.clock_s)) if history.is_in_collective else 0.0
 
-    def strict_idle_s(self, watched: RankHistory) -> float:
+    def strict_idle_s(self, history: RankHistory) -> float:
         """As ``idle_s``, but a main thread that does as little as a fast polling loop may be working as well."""
-        idle_s = self.idle_s(watched)
-        return idle_s if watched.busy_pids else min(idle_s, self.clock_s - watched.stirred_at)
+        idle_s = self.idle_s(history)
+        return idle_s if history.busy_pids else min(idle_s, self.clock_s - history.stirred_at)
 
-    def is_doubted(self, watched: RankHistory) -> bool:
+    def is_doubted(self, history: RankHistory) -> bool:
         """Whether it may be working after all: by its inspections, or because it may wait for a slow disk."""
-        return watched.uninterruptible_since is not None or self.clock_s - watched.doubted_at < self.timeout_s
+        return history.uninterruptible_since is not None or self.clock_s - history.doubted_at < self.timeout_s

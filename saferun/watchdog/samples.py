@@ -82,13 +82,13 @@ class RankSample(Value):
 
 
 class JobSample(Value):
-    """All ranks of this host that live. ``at`` is in monotonic seconds, ``asked_s`` what the interval was to be.
+    """All ranks of this host that live. ``at`` is in monotonic seconds, ``planned_s`` is the planned interval.
 
     ``is_held``: a rank waits for what a user types, and the others may wait for it.
     """
 
     at: float
-    asked_s: float
+    planned_s: float
     ranks: tuple[RankSample, ...]
     is_held: bool = False
 

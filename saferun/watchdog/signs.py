@@ -144,15 +144,15 @@ class RankSigns:
         if self._threads_busy(before.process, sample.process, interval_s, disturbed=disturbed):
             busy_pids.add(sample.process.pid)
         works = moved or bool(busy_pids)
-        below = self._descendant_signs(sample, interval_s, patience_s)
+        descendants = self._descendant_signs(sample, interval_s, patience_s)
         self._intervals_of_work += works
         self._idle_s = 0.0 if works else self._idle_s + interval_s
         is_slightly_active = sample.process.main_run_ns - before.process.main_run_ns > interval_s * 1e9 * _STIR_SHARE
         return Signs(
-            moved or below.moved,
-            frozenset(busy_pids | below.busy_pids),
+            moved or descendants.moved,
+            frozenset(busy_pids | descendants.busy_pids),
             main == "busy",
-            below.may_work,
+            descendants.may_work,
             is_slightly_active,
         )
 

@@ -217,11 +217,11 @@ class _Merging:
         parts: dict[int, list[Evidence]] = {}
         for part, evidence in zip(self._parts, mine, strict=True):
             parts.setdefault(part.host, []).append(evidence)
-        sights = []
+        views = []
         for host in sorted({*ranks, *lost, *parts, *self._labels}):
             own = parts.get(host, [])
             gone = lost.get(host)
-            sights.append(
+            views.append(
                 HostView(
                     host,
                     self._labels.get(host, f"host {host}"),
@@ -241,7 +241,7 @@ class _Merging:
                     nics=tuple(dict.fromkeys(line for one in own for line in one.nics)),
                 )
             )
-        return tuple(sights)
+        return tuple(views)
 
     def _capture(self, mine: Sequence[Evidence]) -> Capture:
         captures = [one.capture for one in mine]

@@ -147,7 +147,7 @@ class Job:
         self.told: list[tuple[float, HangVerdict]] = []
         self.recovered: list[tuple[float, float]] = []
         self.asked: list[tuple[float, int]] = []
-        self._below: frozenset[int] = frozenset(self.does)
+        self._read_descendants: frozenset[int] = frozenset(self.does)
         self._live(0.0)
 
     @property
@@ -183,13 +183,15 @@ class Job:
             others = tuple(
                 child.process.live(child.rates(self.elapsed_s), seconds) for child in self.children.get(rank, [])
             )
-            below = others if rank in self._below else None
+            descendants = others if rank in self._read_descendants else None
             script = self.scripts.get(rank)
             ranks.append(
-                RankSample(rank, rank, process, below, self.is_wrapper, self.output[rank], self.beats[rank], script)
+                RankSample(
+                    rank, rank, process, descendants, self.is_wrapper, self.output[rank], self.beats[rank], script
+                )
             )
         outcome = self.watchdog.feed(JobSample(self.at, self.interval_s, tuple(ranks)))
-        self._below = outcome.read_descendants
+        self._read_descendants = outcome.read_descendants
         for rank in outcome.numbers_wanted:
             self.asked.append((self.elapsed_s, rank))
             self.watchdog.take_numbers(rank, self.numbers(rank, self.elapsed_s))

@@ -149,7 +149,7 @@ def test_a_process_that_is_gone_is_none(child: subprocess.Popen[bytes]) -> None:
     child.wait()
     assert reader.read(closely=False) is None
     family.walk(0.0, 0, 1.0)
-    assert family.read(below=True) is None
+    assert family.read(read_descendants=True) is None
 
 
 def test_a_kernel_without_scheduling_statistics_counts_in_ticks(
@@ -181,7 +181,7 @@ def test_all_descendants_are_found_and_followed(child: subprocess.Popen[bytes]) 
     while set(found) != {"sh", "sleep", Path(f"/proc/{child.pid}/comm").read_text().strip()}:
         assert time.monotonic() < deadline, found
         family.walk(time.monotonic(), newest_pid(), 0.0)
-        both = family.read(below=True)
+        both = family.read(read_descendants=True)
         assert both is not None
         principal, others = both
         assert principal.pid == child.pid
@@ -191,7 +191,7 @@ def test_all_descendants_are_found_and_followed(child: subprocess.Popen[bytes]) 
     assert list(found.values()) == [True]
     assert not family.is_wrapper
     do(child, "os.killpg(started[0].pid, 9); started[0].wait(); os.write(write_end, b'x'); os.waitpid(worker, 0)")
-    while (both := family.read(below=True)) is None or both[1]:
+    while (both := family.read(read_descendants=True)) is None or both[1]:
         assert time.monotonic() < deadline, both
 
 
@@ -229,7 +229,7 @@ def test_the_python_below_a_shell_does_the_ranks_work() -> None:
         shell.stdout.readline()
         family = FamilyReader(shell.pid)
         family.walk(0.0, 0, 1.0)
-        both = family.read(below=True)
+        both = family.read(read_descendants=True)
         assert both is not None
         principal, others = both
         assert others is not None
@@ -237,7 +237,7 @@ def test_the_python_below_a_shell_does_the_ranks_work() -> None:
         assert [other.pid for other in others] == [shell.pid]
         assert not family.is_wrapper
         shell.communicate(b"\n")
-        assert family.read(below=True) is None
+        assert family.read(read_descendants=True) is None
 
 
 # ---------------------------------------------------------------------------------------------------- sequence numbers
