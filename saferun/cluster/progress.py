@@ -22,7 +22,6 @@ _LEAST_INTERVAL_S = 0.2
 _LONGEST_INTERVAL_S = 2.0
 # A rank is asked for its sequence numbers after so many samples: the answer costs it up to 40 ms.
 _ASK_EVERY = 2
-_QUERY_DEADLINE_S = 2.0
 
 
 class ObservedRank(Protocol):
@@ -137,8 +136,7 @@ class ProgressWatch:
         if not rank.hook_prefix:
             self._numbers[pid] = None
             return
-        query = NumbersQuery(f"{rank.hook_prefix}.{pid}.sock", self._poller, now + _QUERY_DEADLINE_S)
-        self._queries[pid] = query
+        query = self._queries[pid] = NumbersQuery.to_process(rank.hook_prefix, pid, self._poller, now)
         query.begin(lambda: self._answered(pid, query))
 
     def _answered(self, pid: int, query: NumbersQuery) -> None:

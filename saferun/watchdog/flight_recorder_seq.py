@@ -31,6 +31,8 @@ _LIMIT_BYTES = 256 << 20
 _READ_BYTES = 1 << 18
 _GROUPS = 4096
 _NUMBER_LIMIT = 1 << 62
+# A rank's answer is waited for so long.
+_DEADLINE_S = 2.0
 
 
 class NumbersQuery:
@@ -59,6 +61,11 @@ class NumbersQuery:
         self._tail = bytearray()
         self._received = 0
         self._on_done: Callable[[], None] = _nothing
+
+    @classmethod
+    def to_process(cls, hook_prefix: str, pid: int, poller: Poller, now: float) -> NumbersQuery:
+        """A query to a process of a rank with this ``SAFERUN_HOOK``. ``now``: in monotonic seconds."""
+        return cls(f"{hook_prefix}.{pid}.sock", poller, now + _DEADLINE_S)
 
     def begin(self, on_done: Callable[[], None]) -> None:
         """Ask. ``on_done`` is called once, perhaps at once, and not after ``give_up``."""

@@ -29,8 +29,7 @@ _WALKS = 40
 _WALKS_AT_LEAST = 8
 # The interval between samples while a verdict waits for evidence.
 _URGENT_S = 0.25
-# A rank's answer to a query for its sequence numbers, and the dump of a process's stacks, are waited for so long.
-_QUERY_DEADLINE_S = 2.0
+# The dump of a process's stacks is waited for so long.
 _DUMP_DEADLINE_S = 5.0
 _DUMPS_AT_ONCE = 2
 _DUMP_LIMIT_BYTES = 4 << 20
@@ -301,9 +300,8 @@ class RankMonitor:
         if rank is None or not rank.hook_prefix:
             self._detector.take_numbers(local_rank, None)
             return
-        path = f"{rank.hook_prefix}.{self._principals.get(local_rank, rank.pid)}.sock"
-        query = NumbersQuery(path, self._poller, now + _QUERY_DEADLINE_S)
-        self._queries[local_rank] = query
+        pid = self._principals.get(local_rank, rank.pid)
+        query = self._queries[local_rank] = NumbersQuery.to_process(rank.hook_prefix, pid, self._poller, now)
         query.begin(lambda: self._answered(local_rank, query))
 
     def _answered(self, local_rank: int, query: NumbersQuery) -> None:
