@@ -94,10 +94,9 @@ class JobDetector:
         # A suspected hang of single ranks is reported, and not acted upon.
         for task, state in states.items():
             own = self._ranks_of.get(task, ()) if self._ranks_of is not None else None
-            verdict = (
-                verdict_from(state, own=own) if state.get("s") == RANKS_QUIET and not state.get("certain") else None
-            )
-            if verdict is not None and verdict.ranks and not verdict.certain:
+            is_suspected = state.get("s") == RANKS_QUIET and not state.get("certain")
+            verdict = verdict_from(state, own=own) if is_suspected else None
+            if verdict is not None and verdict.ranks:
                 return verdict
         return None
 

@@ -144,10 +144,10 @@ class RankMonitor:
             return
         for pid in [pid for pid, (deadline, _) in self._dumps.items() if deadline <= now]:
             self._dumps.pop(pid)[1].close()
-            self._detector.take_dump(pid, now, ())
+            self._dump_failed(pid, now)
         if self._inspection is not None and self._inspection_until <= now:
             self._end_inspection()
-            self._detector.take_inspection(None)
+            self._inspection_failed()
         for local_rank, query in list(self._queries.items()):
             if query.deadline <= now:
                 query.give_up()
@@ -319,9 +319,10 @@ class RankMonitor:
             for rank in self._ranks.values()
         ]
         value = [ranks, self._store_port, interval_s, self._addresses]
+        if self._examiner is None:
+            self._inspection_failed()
+            return
         try:
-            if self._examiner is None:
-                raise OSError  # noqa: TRY301 - as any other reason for it
             self._inspection = Answer(
                 self._examiner,
                 self._poller,
@@ -333,9 +334,12 @@ class RankMonitor:
                 is_urgent=False,
             )
         except OSError:
-            self._detector.take_inspection(None)
+            self._inspection_failed()
             return
         self._inspection_until = now + _INSPECTION_DEADLINE_S
+
+    def _inspection_failed(self) -> None:
+        self._detector.take_inspection(None)
 
     def _take_inspection(self, content: bytes) -> None:
         self._inspection = None
@@ -361,9 +365,10 @@ class RankMonitor:
     def _begin_dump(self, pid: int, now: float) -> None:
         """Have py-spy dump the stacks of a process without stopping it: only its memory is read."""
         self._detector.dump_begun(pid, now)
+        if self._examiner is None:
+            self._dump_failed(pid, now)
+            return
         try:
-            if self._examiner is None:
-                raise OSError  # noqa: TRY301 - as any other reason for it
             answer = Answer(
                 self._examiner,
                 self._poller,
@@ -374,9 +379,12 @@ class RankMonitor:
                 limit_bytes=_DUMP_LIMIT_BYTES,
             )
         except OSError:
-            self._detector.take_dump(pid, now, ())
+            self._dump_failed(pid, now)
             return
         self._dumps[pid] = now + _DUMP_DEADLINE_S, answer
+
+    def _dump_failed(self, pid: int, now: float) -> None:
+        self._detector.take_dump(pid, now, ())
 
     def _take_dump(self, pid: int, content: bytes) -> None:
         del self._dumps[pid]
