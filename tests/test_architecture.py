@@ -491,7 +491,6 @@ _SHARED_CLASSES = {
     "Cause": "of a failure: found by the diagnosis, read from report.json",
     "Decision": "what follows a failed attempt: made, and read from report.json",
     "Incident": "a hang or a failure: written to report.json, read from it",
-    "LostHost": "a host that is silent: in the job, and as evidence is merged",
     "ProbeTarget": "a host to be probed: as it is sent, and as it is used",
     "StartFailed": "the event, and the ending that follows it",
 }

@@ -77,7 +77,7 @@ class EvidenceExchange:
         return self._guarded("merge the evidence of the hosts", self._merged, own, chunks) or own
 
     def _merged(self, own: Evidence, chunks: Sequence[EvidenceChunk]) -> Evidence:
-        from saferun.cluster.evidence import HostPart, HostPeer, LostHost, decode_part, merge_parts
+        from saferun.cluster.evidence import HostPart, HostPeer, decode_part, merge_parts
 
         job = self._job
         parts = [HostPart(job.host, self._task, own.host, 0.0, own)]
@@ -89,7 +89,7 @@ class EvidenceExchange:
             HostPeer(peer.host, peer.label, tuple(range(peer.base_rank, peer.base_rank + peer.ranks)), peer.addresses)
             for peer in job.peers.values()
         ]
-        lost = [LostHost(*host) for host in job.lost.values()]
+        lost = list(job.lost.values())
         return merge_parts(
             parts, lost, world_size=own.world_size, peers=peers, leader=job.host, abort_reason=abort_reason_of(job)
         )

@@ -31,7 +31,10 @@ class EvidenceChunk(Value):
 
 
 class LostHost(Value):
-    """A host that does not answer any more. ``why``: ``gone``, ``unreachable``, ``cut``, ``frozen``, ``unknown``."""
+    """A host that does not answer any more. ``why``: ``gone``, ``unreachable``, ``cut``, ``frozen``, ``unknown``.
+
+    ``why`` and ``message`` as in :class:`~saferun.evidence.job_evidence.HostView`.
+    """
 
     host: int
     label: str

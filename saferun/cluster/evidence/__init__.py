@@ -6,8 +6,9 @@ its reader, because it is made of what programs of the user's wrote. Equal stack
 
 from __future__ import annotations
 
-from saferun.cluster.evidence.hosts import HostPart, HostPeer, LostHost
+from saferun.cluster.evidence.hosts import HostPart, HostPeer
 from saferun.cluster.evidence.merging import merge_parts
 from saferun.cluster.evidence.packing import decode_part, encode_part
+from saferun.cluster.job_values import LostHost
 
 __all__ = ["HostPart", "HostPeer", "LostHost", "decode_part", "encode_part", "merge_parts"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from saferun.evidence.job_evidence import Evidence
 from saferun.model import Value
 
-__all__ = ["HostPart", "HostPeer", "LostHost"]
+__all__ = ["HostPart", "HostPeer"]
 
 _LONGEST_LABEL = 253
 
@@ -28,16 +28,6 @@ class HostPart(Value):
     offset_s: float
     evidence: Evidence
     measured: bool = False
-
-
-class LostHost(Value):
-    """A host that is silent. ``why`` and ``message`` as in :class:`~saferun.evidence.job_evidence.HostView`."""
-
-    host: int
-    label: str
-    why: str
-    message: str
-    ranks: tuple[int, ...]
 
 
 class HostPeer(Value):

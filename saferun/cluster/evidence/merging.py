@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from saferun.cluster.evidence.hosts import HostPart, HostPeer, LostHost
+from saferun.cluster.evidence.hosts import HostPart, HostPeer
+from saferun.cluster.job_values import LostHost
 from saferun.evidence.job_evidence import AbortReason, Capture, CoreDump, Evidence, HangVerdict, HostView, RankOutput
 from saferun.model import RankEnd, signal_name
 
