@@ -13,6 +13,12 @@ from __future__ import annotations
 
 from saferun.model import Value
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final, Literal, TypeAlias
+
+    Verdict: TypeAlias = Literal["wait", "go on", "hold out", "lost"]
+
 __all__ = [
     "CUT",
     "ENDED",
@@ -40,10 +46,10 @@ UNREACHABLE = "unreachable"
 UNKNOWN = "unknown"
 ENDED = "ended"
 
-WAIT = "wait"
-GO_ON = "go on"
-HOLD_OUT = "hold out"
-LOST = "lost"
+WAIT: Final = "wait"
+GO_ON: Final = "go on"
+HOLD_OUT: Final = "hold out"
+LOST: Final = "lost"
 
 # Certain: its saferun does not run there any more, and its ranks end with it.
 _CERTAIN = frozenset({GONE})
@@ -93,7 +99,7 @@ def judge(
     hang_timeout_s: float,
     *,
     is_patient: bool = False,
-) -> str:
+) -> Verdict:
     """What to do about a host of which nothing is heard.
 
     ``WAIT`` a moment, ``GO_ON`` without it, ``HOLD_OUT`` although nothing moves, or it is ``LOST``.
@@ -143,6 +149,6 @@ def together(own: Progress, others: Progress | None) -> Progress:
     )
 
 
-def _while_it_goes_on(progress: Progress, silence_limit_s: float, hang_timeout_s: float) -> str:
+def _while_it_goes_on(progress: Progress, silence_limit_s: float, hang_timeout_s: float) -> Verdict:
     longest_s = max(silence_limit_s, hang_timeout_s)
     return LOST if progress.runs and hang_timeout_s > 0 and progress.still_s >= longest_s else GO_ON

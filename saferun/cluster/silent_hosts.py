@@ -19,6 +19,10 @@ from saferun.linux.nic_state import nic_state, working_nics
 from saferun.linux.poller import Poller
 from saferun.model import JsonObject, Value
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.cluster.silence import Verdict
+
 _LONGEST_MESSAGE = 300
 _SHOWN = 4
 # Notices that come from several hosts within this time are printed as one line.
@@ -241,7 +245,7 @@ class SilentHosts:
             now = time.monotonic()
             self._others = others._replace(moved_at=now if moved else others.moved_at, active_at=now)
 
-    def _verdict(self, silent: SilentHost, own: Progress, now: float) -> str:
+    def _verdict(self, silent: SilentHost, own: Progress, now: float) -> Verdict:
         """What to do about a silent host: by the ranks of this host, and if these do not suffice, of others as well."""
         if self._is_done(silent.host):
             return GO_ON  # its ranks have ended well, so that no host waits for it
@@ -284,7 +288,7 @@ class SilentHosts:
 
     def _judge(self, now: float) -> None:
         progress = self._watch.progress(now, runs=bool(self._ranks()))
-        going_on: dict[str, list[SilentHost]] = {}
+        going_on: dict[Verdict, list[SilentHost]] = {}
         for silent in list(self._silent.values()):
             verdict = self._verdict(silent, progress, now)
             if verdict == LOST:
@@ -304,7 +308,7 @@ class SilentHosts:
             self._watch.end()
             self._others = self._report_at = None
 
-    def _go_on(self, hosts: Sequence[SilentHost], verdict: str) -> None:
+    def _go_on(self, hosts: Sequence[SilentHost], verdict: Verdict) -> None:
         own = self.own_nic_fault()
         cause = f"{own}; " if own else ""
         why = "" if own else f" ({hosts[0].message})"

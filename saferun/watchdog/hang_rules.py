@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 from saferun.evidence.job_evidence import HangVerdict
 from saferun.text.wording import count_text, duration_text
 from saferun.watchdog.rank_histories import RankHistories
@@ -17,12 +19,14 @@ _FROZEN_SHARE = 0.7
 _UNINTERRUPTIBLE_S = 60.0
 _STOPPED_SAMPLES = 2
 
+_Role: TypeAlias = Literal["quiet", "in_collective", "spins", "works"]
+
 
 def all_hang(ranks: RankHistories) -> HangVerdict | None:
     """The hang of all ranks; None: one may be working."""
     if not ranks.all or min(map(ranks.still_s, ranks.all)) < ranks.timeout_s:
         return None
-    found: dict[str, list[int]] = {"quiet": [], "in_collective": [], "spins": [], "works": []}
+    found: dict[_Role, list[int]] = {"quiet": [], "in_collective": [], "spins": [], "works": []}
     for history in ranks.all:
         found[_role(ranks, history)].append(history.rank)
     if found["works"]:
@@ -42,8 +46,8 @@ def all_hang(ranks: RankHistories) -> HangVerdict | None:
     return HangVerdict("spinning", tuple(sorted(found["spins"])), still_s, certain=False, busy=busy)
 
 
-def _role(ranks: RankHistories, history: RankHistory) -> str:
-    """What a rank that has not moved does: ``quiet``, ``in_collective``, ``spins`` or ``works``."""
+def _role(ranks: RankHistories, history: RankHistory) -> _Role:
+    """What a rank that has not moved does."""
     if ranks.quiet_s(history) >= ranks.timeout_s:
         return "quiet"
     if not history.busy_pids:

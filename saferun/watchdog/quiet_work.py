@@ -15,12 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Literal, TypeAlias
 
 from saferun.captures.inspection_values import Connection, JobInspection, RankInspection, Thread
 from saferun.model import Value
 from saferun.text.decoding import MALFORMED, loads
 from saferun.text.typed_json import fit
 from saferun.watchdog.signs import BLINK_NS, DOUBTED, WAKE_NS
+
+Work: TypeAlias = Literal["works", "may work", "waits"]
+_ThreadWork: TypeAlias = Literal["works", "may work", "busy", "waits"]
+_Flow: TypeAlias = Literal["bulk", "slow", ""]
 
 # More than what keeps connections alive, reports metrics or asks for work, all connections together.
 _BULK_BYTES_PER_S = 16_384
@@ -80,8 +85,8 @@ class QuietWork:
         self._before_s = 0.0
         self._first: dict[tuple[int, int], _First] = {}
 
-    def take(self, moments_s: Sequence[float], now: RankInspection, *, still_s: float, patience_s: float) -> str:
-        """What the rank does: ``works``, ``may work`` or ``waits``.
+    def take(self, moments_s: Sequence[float], now: RankInspection, *, still_s: float, patience_s: float) -> Work:
+        """What the rank does.
 
         Args:
             moments_s: of the inspection.
@@ -114,7 +119,7 @@ class QuietWork:
         return "may work" if is_slow or is_unclear or is_doubtful else "waits"
 
 
-def _thread_does(first: _First, before: Thread | None, now: Thread, since_s: float) -> str:
+def _thread_does(first: _First, before: Thread | None, now: Thread, since_s: float) -> _ThreadWork:
     """The same of one thread, or ``busy``. ``before``: in the inspection before, which ended so long ago."""
     if now.in_disk_waits >= _DISK_WAITS and now.wakes and _last(now) > now.wakes[0] + 1:
         # One uninterruptible sleep after the other: it waits for a slow disk.
@@ -164,7 +169,7 @@ def _last(thread: Thread) -> int:
 
 def _flow(
     before: RankInspection | None, now: RankInspection, since_s: float, moments_s: Sequence[float], *, internal: bool
-) -> str:
+) -> _Flow:
     """What connections carry: ``bulk``, ``slow`` or nothing (empty).
 
     Args:
@@ -186,7 +191,7 @@ def _flow(
     flows = {_steady_flow(one, moments_s) for one in (*asked, together) if one.taken}
     if before is not None:
         flows.add(_flow_since(before, meant, since_s))
-    return next((flow for flow in ("bulk", "slow") if flow in flows), "")
+    return "bulk" if "bulk" in flows else "slow" if "slow" in flows else ""
 
 
 def _is_served(inspection: RankInspection, moments_s: Sequence[float]) -> bool:
@@ -195,7 +200,7 @@ def _is_served(inspection: RankInspection, moments_s: Sequence[float]) -> bool:
     return bool(busy_s) and busy_s[-1] - busy_s[0] > _SERVER_SHARE * (moments_s[-1] - moments_s[0])
 
 
-def _steady_flow(one: Connection, moments_s: Sequence[float]) -> str:
+def _steady_flow(one: Connection, moments_s: Sequence[float]) -> _Flow:
     """What a connection carries all the time that the inspection lasts."""
     moments = list(zip(moments_s, one.taken, one.sent, strict=False))
     least = min((now[1] - was[1] + now[2] - was[2]) / max(now[0] - was[0], 1e-3) for was, now in pairwise(moments))
@@ -206,7 +211,7 @@ def _steady_flow(one: Connection, moments_s: Sequence[float]) -> str:
     return "slow" if is_lopsided and least >= _STEADY_BYTES_PER_S else ""
 
 
-def _flow_since(before: RankInspection, connections: Iterable[Connection], since_s: float) -> str:
+def _flow_since(before: RankInspection, connections: Iterable[Connection], since_s: float) -> _Flow:
     """What connections have carried since the inspection before."""
     known = {one.inode: one for one in before.connections}
     total_bytes = 0

@@ -9,8 +9,12 @@ to nothing each time.
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 from saferun.model import Value
 from saferun.watchdog.samples import ProcessSample, RankSample
+
+MainThreadSigns: TypeAlias = Literal["moves", "busy", "quiet"]
 
 # A wait that polls needs 10 to 60 µs of CPU time a poll (measured), more if the caches are cold; real work needs
 # milliseconds.
@@ -239,8 +243,8 @@ class RankSigns:
         return Signs(not is_busy_looping, frozenset({now.pid}) if is_busy_looping else frozenset())
 
 
-def main_thread_signs(before: ProcessSample, now: ProcessSample, interval_s: float) -> str:
-    """What the main thread of a process did between two samples: ``moves``, ``busy`` or ``quiet``."""
+def main_thread_signs(before: ProcessSample, now: ProcessSample, interval_s: float) -> MainThreadSigns:
+    """What the main thread of a process did between two samples."""
     interval_ns = interval_s * 1e9
     ran_ns = now.main_run_ns - before.main_run_ns
     wakes = now.main_wakes - before.main_wakes
