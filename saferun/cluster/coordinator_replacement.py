@@ -54,7 +54,10 @@ class CoordinatorReplacement:
         self._read = (-1, 0)  # the attempt, and the number of the next entry of its log
 
     def joins(self, message: JsonObject) -> None:
-        """This host asks to join the others. Of a replacement that has yet to take over, nothing else is wanted now."""
+        """This host asks to join the others.
+
+        The join replaces all that a replacement coordinator was still to resume.
+        """
         self._join, self._offer, self.deadline = message, None, None
 
     def begin(self, attempt: int, reason: str) -> JsonObject | None:

@@ -128,7 +128,7 @@ class JobAttempt:
         addresses: of other hosts, to look up the interfaces that lead there.
         local_ranks: the local rank of each rank of this process.
         is_head: whether this process prints messages; others of the host do not.
-        patience_after_s: as of ``SilentHosts``; a spare has no ranks that show how long the others stand still.
+        patience_after_s: as in ``SilenceLimits``; a spare has no ranks that show how long the others stand still.
     """
 
     def __init__(

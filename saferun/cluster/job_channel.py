@@ -42,7 +42,7 @@ class JobChannel:
         callbacks: of the job.
         on_message: takes each message.
         on_lost: takes, once, why the channel is gone.
-        replacement: as of ``CoordinatorClient``.
+        replacement: as in ``CoordinatorClient``.
     """
 
     def __init__(

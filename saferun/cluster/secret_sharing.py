@@ -146,8 +146,8 @@ def take_offer(offer: str, bound_to: str, base: str, munge: Munge | None) -> byt
     Args:
         offer: what the leader has published, or whoever has overwritten it.
         bound_to: the job's ``binding``, as this host knows it.
-        base: as of ``make_offer``, on this host.
-        munge: as of ``make_offer``.
+        base: as in ``make_offer``, on this host.
+        munge: as in ``make_offer``.
 
     Raises:
         NoSecretError: this host cannot have it, or it was not offered by this user.

@@ -144,7 +144,7 @@ class AskedStacks:
         """The user who asked with ``on_done`` is gone: a recording without another user ends now, on all hosts.
 
         Args:
-            on_done: as of ``request``.
+            on_done: as in ``request``.
         """
         for wanted in [wanted for wanted, waiting in self._asking if waiting == on_done]:
             self._asking = [one for one in self._asking if one[1] != on_done]

@@ -61,7 +61,7 @@ class StepNotes:
         Args:
             states: what the ranks have reported last.
             now: in monotonic seconds.
-            at_once: as of ``note``.
+            at_once: as in ``note``.
         """
         if not at_once and now < self._next_at:
             return {}

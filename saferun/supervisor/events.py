@@ -166,7 +166,7 @@ class StopRequested(Value):
         by: who asked: the verb, the user, and the host if it is another one.
         at_once: whether the ranks get SIGKILL now, and no grace.
         ours: whether this host got the request; if not, another one has announced it.
-        idle_s: as of SignalReceived.
+        idle_s: as in SignalReceived.
     """
 
     at: float
@@ -183,7 +183,7 @@ class StopRequested(Value):
 
 
 class RestartRequested(Value):
-    """The user wants another attempt now, by ``saferunctl restart``. ``by`` and ``idle_s``: as of StopRequested."""
+    """The user wants another attempt now, by ``saferunctl restart``. ``by`` and ``idle_s``: as in StopRequested."""
 
     at: float
     attempt: int
@@ -194,7 +194,7 @@ class RestartRequested(Value):
 class CheckpointRequested(Value):
     """The user wants the ranks to save a checkpoint and to end, by ``saferunctl stop --after-checkpoint``.
 
-    ``by`` and ``ours``: as of StopRequested, which follows if the ranks do not end. ``signum``: what ranks handle.
+    ``by`` and ``ours``: as in StopRequested, which follows if the ranks do not end. ``signum``: what ranks handle.
     """
 
     at: float

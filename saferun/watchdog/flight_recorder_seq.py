@@ -4,10 +4,10 @@ The socket is the rank's: whatever comes out of it is bounded in time and size, 
 Of the answer, which may hold thousands of calls, only the end is kept: the keys come in alphabetical order, and
 ``pg_status`` behind the calls.
 
-NCCL's recorder tells its numbers without its calls, so that no GPU is asked. Where sends and receives are among them
-they are two countings in one: the last enqueued may be a send with the number 5, the last completed a collective with
+NCCL's recorder reports its numbers without its calls, so that no GPU is asked. Where sends and receives are among them
+they are two sequences in one: the last enqueued may be a send with the number 5, the last completed a collective with
 the number 900, and the send may be over or not. Then, and from recorders that a backend has for itself (nccl2, torch
-2.15), the calls are asked for, which tell whether they are off the list.
+2.15), the calls are asked for, which show whether they are retired.
 """
 
 from __future__ import annotations

@@ -102,7 +102,10 @@ def _overdue(ranks: RankHistories) -> HangVerdict | None:
 
 
 def with_long_waits(verdict: HangVerdict, ranks: RankHistories) -> HangVerdict:
-    """The verdict with what takes long in words. While a core is being written no hang is certain."""
+    """The verdict with ``overdue``: the phase or core dump that takes longer than expected, as text.
+
+    While a core is being written no hang is certain.
+    """
     texts = filter(None, (_overdue_text(ranks), _cores_text(ranks)))
     return verdict._replace(overdue="; ".join(texts), certain=verdict.certain and not ranks.cores_since)
 

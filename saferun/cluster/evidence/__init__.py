@@ -1,4 +1,4 @@
-"""What the hosts of a job know of one failure or hang: each packs its part, the leader lays the parts together. Pure.
+"""What the hosts of a job know of one failure or hang: each packs its part, the leader merges the parts. Pure.
 
 A part is bounded by its sender, because the leader of ten thousand hosts has to read all of them, and it is checked by
 its reader, because it is made of what programs of the user's wrote. Equal stacks of a host's ranks are in it once.

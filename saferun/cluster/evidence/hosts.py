@@ -1,4 +1,4 @@
-"""The hosts of a job, as the one that lays their parts together knows them. Pure."""
+"""The hosts of a job, as the one that merges their parts knows them. Pure."""
 
 from __future__ import annotations
 
