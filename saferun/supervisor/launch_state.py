@@ -102,7 +102,7 @@ class OtherHosts:
         self.may_leave = False  # the job can go on without this host
         self.is_announced = False  # all hosts know that the attempt is to end
         self.announced_signum = 0  # because of a signal to one of them
-        self.awaits_cause = False  # because a victim failed: the hosts wait for the cause
+        self.cause_wanted = False  # a victim failed on some host; a host that finds the cause announces it
         self.is_stopped = False  # the user or the scheduler stopped the job on some host
         self.unreachable = ""  # the hosts that are, and how, while the job goes on
         self.cut_off: CutOff | None = None
@@ -222,7 +222,7 @@ class LaunchState:
     def broadcast_cause(self) -> list[Action]:
         """A rank has failed here. If all hosts wait for the cause, which this may be, have them know of it."""
         others = self.attempt.others
-        is_awaited = others.awaits_cause and others.cut_off is None and isinstance(self.attempt.ending, Failed)
+        is_awaited = others.cause_wanted and others.cut_off is None and isinstance(self.attempt.ending, Failed)
         return [BroadcastCause(self.number)] if is_awaited else []
 
     @property

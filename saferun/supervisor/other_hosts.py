@@ -58,7 +58,7 @@ def note_abort(launch: LaunchState, event: JobAborted) -> None:
     if event.reason == "request" and not event.ours:
         launch.note_request(event.message, event.signum, ours=False)
     others.is_stopped = others.is_stopped or event.reason in ABORT_ORDERS
-    others.awaits_cause = others.awaits_cause or event.reason == "victim"
+    others.cause_wanted = others.cause_wanted or event.reason == "victim"
 
 
 def _cause_for(launch: LaunchState, event: JobAborted) -> list[Action]:
