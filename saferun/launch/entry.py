@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from saferun.cluster.secret import JobSecret
     from saferun.linux.preforked import PreforkedProcesses
     from saferun.preflight.check_process import CheckProcess
-    from saferun.supervisor.machine import Supervisor
+    from saferun.supervisor.machine import Limits, Supervisor
+    from saferun.supervisor.policy import JobPolicy
 
 _BACKSTOP_S = 5.0
 # Every trial of a search for bad parts has a deadline of its own, and their number is bounded.
@@ -142,17 +143,7 @@ def _run(
         print_message(f"saferun: {printable(where)}{printable(text)}" + (f"\nhint: {printable(hint)}" if hint else ""))
 
     writer = WriterClient(warn)
-    output = config.output
-    run_dir = RunDirectory(
-        output.run_dir,
-        wanted=output.keep_files,
-        host=host,
-        run_id=run_id,
-        warn=warn,
-        files=writer,
-        keep_runs=output.keep_runs,
-        keep_bytes=output.keep_bytes,
-    )
+    run_dir = _open_run_dir(config, host, run_id, warn, writer)
     run_dir.scratch.on_made = reaper.note_made
     try:
         screen = _open_screen(config, run_dir)
@@ -167,12 +158,10 @@ def _run(
     from saferun.launch.host_launch import HostLaunch
     from saferun.launch.launch_context import LaunchContext
 
-    prints_start_lines = config.hosts.prints_start_lines
-    if prints_start_lines and config.settings_file is not None and config.settings["config"].origin == "default":
-        screen.print_message(f"saferun: settings from {printable(config.settings_file)}")
-    if prints_start_lines and config.hosts.note:
-        screen.print_message(f"saferun: {printable(config.hosts.note)}")
-    supervisor, others_s = _open_supervisor(config)
+    if config.hosts.prints_start_lines:
+        _print_start_lines(config, screen)
+    others_s = _others_s(config)
+    supervisor = _open_supervisor(config, others_s)
     gc.freeze()  # all this stays to the end
     gc.enable()
     try:
@@ -192,6 +181,30 @@ def _run(
         run_dir.close()
         if preforked is not None:
             preforked.close()
+
+
+def _open_run_dir(
+    config: LaunchConfig, host: str, run_id: str, warn: Callable[..., None], writer: WriterClient
+) -> RunDirectory:
+    output = config.output
+    return RunDirectory(
+        output.run_dir,
+        wanted=output.keep_files,
+        host=host,
+        run_id=run_id,
+        warn=warn,
+        files=writer,
+        keep_runs=output.keep_runs,
+        keep_bytes=output.keep_bytes,
+    )
+
+
+def _print_start_lines(config: LaunchConfig, screen: Screen) -> None:
+    """Where the settings come from, if no option names the file, and what there is to say about the hosts."""
+    if config.settings_file is not None and config.settings["config"].origin == "default":
+        screen.print_message(f"saferun: settings from {printable(config.settings_file)}")
+    if config.hosts.note:
+        screen.print_message(f"saferun: {printable(config.hosts.note)}")
 
 
 def _open_screen(config: LaunchConfig, run_dir: RunDirectory) -> Screen:
@@ -218,25 +231,26 @@ def _location_of_lines(config: LaunchConfig, run_dir: RunDirectory) -> str:
     return "what -t copies is in " + (f"the log files in {logs}" if logs else "its log files")
 
 
-def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
-    """Who decides, and how many seconds another host may take from the failure to its last word."""
-    from saferun.launch.attempt_record import CORE_BUDGET_S
-    from saferun.supervisor.machine import Limits, Supervisor
-    from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
+def _open_supervisor(config: LaunchConfig, others_s: float) -> Supervisor:
+    from saferun.supervisor.machine import Supervisor
+    from saferun.supervisor.policy import AttemptPolicy, HangPolicy
 
-    hosts, retry = config.hosts, config.retry
-    limits = Limits(
-        # The capture ends itself at its budget; the phase is the backstop.
-        capture_s=config.watch.capture_budget_s + _BACKSTOP_S,
-        cause_s=config.watch.cause_wait_s,
-        grace_s=config.shutdown_timeout_s,
-        diagnose_s=CORE_BUDGET_S + _BACKSTOP_S,
-        orphans_s=config.leftovers_timeout_s,
+    retry = config.retry
+    attempts = AttemptPolicy(
+        config.max_restarts,
+        retry.start_retries,
+        retry.wait_s,
+        always=retry.always,
+        exclude_bad_hosts=retry.exclude_bad_hosts,
+        by_progress=retry.by_progress,
     )
-    if not config.wraps:
-        limits = limits._replace(tools_s=0.0)
-    others_s = limits.capture_s + limits.cause_s + limits.grace_s + limits.tools_s + limits.kill_s + limits.sweep_s
-    others_s += limits.diagnose_s
+    hangs = HangPolicy(config.watch.on_hang, abort_culprits=config.watch.cores == "keep")
+    return Supervisor(attempts, _limits(config), hangs, _job_policy(config, others_s), orphans=config.leftovers)
+
+
+def _limits(config: LaunchConfig) -> Limits:
+    """How long each phase may last."""
+    hosts, limits = config.hosts, _own_limits(config)
     if config.checks.health == "full" and config.checks_here:
         from saferun.preflight.check_process import FULL_S
 
@@ -254,15 +268,38 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
             awaited_s=_AWAITED_S if may_wait_for_long else 0.0,
             unreachable_s=hosts.host_timeout_s * _UNHEARD_TIMEOUTS,
         )
-    attempts = AttemptPolicy(
-        config.max_restarts,
-        retry.start_retries,
-        retry.wait_s,
-        always=retry.always,
-        exclude_bad_hosts=retry.exclude_bad_hosts,
-        by_progress=retry.by_progress,
+    return limits
+
+
+def _own_limits(config: LaunchConfig) -> Limits:
+    """The limits of a host that waits for no other."""
+    from saferun.launch.attempt_record import CORE_BUDGET_S
+    from saferun.supervisor.machine import Limits
+
+    limits = Limits(
+        # The capture ends itself at its budget; the phase is the backstop.
+        capture_s=config.watch.capture_budget_s + _BACKSTOP_S,
+        cause_s=config.watch.cause_wait_s,
+        grace_s=config.shutdown_timeout_s,
+        diagnose_s=CORE_BUDGET_S + _BACKSTOP_S,
+        orphans_s=config.leftovers_timeout_s,
     )
-    job = JobPolicy(
+    return limits if config.wraps else limits._replace(tools_s=0.0)
+
+
+def _others_s(config: LaunchConfig) -> float:
+    """How many seconds another host may take from the failure to its last message."""
+    limits = _own_limits(config)
+    others_s = limits.capture_s + limits.cause_s + limits.grace_s + limits.tools_s + limits.kill_s + limits.sweep_s
+    return others_s + limits.diagnose_s
+
+
+def _job_policy(config: LaunchConfig, others_s: float) -> JobPolicy:
+    """The role of this process in its job. ``others_s``: as ``_others_s`` returns it."""
+    from saferun.supervisor.policy import JobPolicy
+
+    hosts = config.hosts
+    return JobPolicy(
         spans_hosts=hosts.spans_hosts,
         outlives_leader=config.rendezvous.backend != "static",
         others_s=others_s if hosts.spans_hosts else 0.0,
@@ -272,8 +309,6 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
         awaits_replacement_host=config.rendezvous.backend != "static" and not config.in_batch_job,
         serves_tasks=hosts.task is not None and hosts.task.local_rank == 0 and hosts.task.local_world_size > 1,
     )
-    hangs = HangPolicy(config.watch.on_hang, abort_culprits=config.watch.cores == "keep")
-    return Supervisor(attempts, limits, hangs, job, orphans=config.leftovers), others_s
 
 
 def leave(exit_code: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 from saferun.cli.main import read_config
 from saferun.config import HostsConfig
 from saferun.coordinator import rendezvous_round
-from saferun.launch.entry import _open_supervisor
+from saferun.launch.entry import _job_policy, _limits
 from tests.unit.samples import CONFIG
 
 
@@ -25,7 +25,7 @@ def test_a_batch_system_ends_all_hosts_of_a_job(backend: str, environ: dict[str,
     """There a host that gets SIGTERM has no successor."""
     words = ["--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", "node1:29400", "--rdzv-id", "job", __file__]
     config = read_config(words, environ)
-    assert _open_supervisor(config)[0]._launch.job.awaits_replacement_host is waits
+    assert _job_policy(config, 0.0).awaits_replacement_host is waits
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_batch_system_ends_all_hosts_of_a_job(backend: str, environ: dict[str,
 def test_a_host_beyond_the_maximum_waits_until_it_is_needed(least: int, backend: str, is_bounded: bool) -> None:
     """Days, if the others train for days; who waits for too few hosts gives up by itself, in torch's handler."""
     config = CONFIG._replace(hosts=HostsConfig(least, 2, 0), rendezvous=CONFIG.rendezvous._replace(backend=backend))
-    limits = _open_supervisor(config)[0]._launch.limits
+    limits = _limits(config)
     assert limits.join_s < 7200
     assert (limits.awaited_s == 0.0) is is_bounded
     assert is_bounded or limits.awaited_s > rendezvous_round._LONGEST_REPORT_S + 600.0
