@@ -13,6 +13,8 @@ regular file. What has a similar name here:
     What comes before the ranks of an attempt; what comes after them; what is known of them for a diagnosis.
 ``investigation``, ``incident_log``, ``incident_failure``, ``incident_hang``
     The part that watches and captures; the list of what has gone wrong so far, and its report; one failure; one hang.
+``hang_watch``, ``non_finite``
+    From the watchdog to the event that the job hangs; the warning of a loss that is NaN, which is no hang.
 ``nic_variables``
     The variables that ``--nic`` sets (the interfaces themselves: ``linux/netlink``; those that gloo and NCCL use by
     themselves: ``preflight/default_nics``; the best one: ``preflight/best_nic``).

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from saferun.launch.attempt_record import AttemptRecord, InvestigationContext
+from saferun.launch.non_finite import NonFiniteWarning
 from saferun.model import RANKS_HELD, RANKS_QUIET, RANKS_RUN
 from saferun.supervisor.events import HangSuspected
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from saferun.launch.slow_ranks import SlowRankWatch
     from saferun.launch.step_notes import StepNotes
     from saferun.model import JsonObject
-    from saferun.text.script_state import ScriptState
     from saferun.watchdog.job_detector import JobDetector
     from saferun.watchdog.monitor import RankMonitor, WatchedRank
     from saferun.watchdog.verdicts import Repeat
@@ -82,12 +82,11 @@ class HangWatch:
         self._on_recovery = on_recovery
         self._timeout_s = context.launch.config.watch.hang_timeout_s
         self._has_imported = False
-        self._watch: RankMonitor | None = None
+        self._monitor: RankMonitor | None = None
         self._watch_at: float | None = None
         self._ticks = _Ticks(context)
         self._slow: SlowRankWatch | None = None
-        self._non_finite: dict[int, tuple[int, str, str]] = {}  # by rank, the value that is not finite
-        self._has_warned = False
+        self._non_finite = NonFiniteWarning(context, record)
         self._step_notes: StepNotes | None = None
         self._holders = set[str]()
         self._number = 0  # of the last hang of the job
@@ -108,7 +107,7 @@ class HangWatch:
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        watched_at = self._ticks.deadline_of(self._watch) if self._watch is not None else self._watch_at
+        watched_at = self._ticks.deadline_of(self._monitor) if self._monitor is not None else self._watch_at
         moments = (watched_at, self._slow.deadline if self._slow is not None else None)
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -119,8 +118,8 @@ class HangWatch:
             self._watch_at = None if self._has_imported else now + _IMPORTS_S
             if self._has_imported:
                 self._context.launch.guarded("watch the ranks", self._begin_watch, now)
-        elif self._ticks.tick("watch the ranks", self._watch, now):
-            self._context.launch.guarded("read what the ranks report", self._warn_of_numbers)
+        elif self._ticks.tick("watch the ranks", self._monitor, now):
+            self._context.launch.guarded("read what the ranks report", self._non_finite.warn_once)
             if self._step_notes is not None:
                 self._step_notes.note(now)
             if self._slow is not None:
@@ -137,7 +136,7 @@ class HangWatch:
         from saferun.watchdog.monitor import RankMonitor
 
         self._context.log.write_preflight()
-        self._watch = RankMonitor(
+        self._monitor = RankMonitor(
             self._timeout_s,
             self._context.launch.guarded_poller,
             on_verdict=self._take_verdict,
@@ -148,8 +147,8 @@ class HangWatch:
             is_held=self._is_held,
         )
         ranks = self.watched_ranks()
-        self._watch.begin(now, ranks)
-        self._context.launch.guarded("compare the ranks", self._begin_comparison, now, ranks, self._watch)
+        self._monitor.begin(now, ranks)
+        self._context.launch.guarded("compare the ranks", self._begin_comparison, now, ranks, self._monitor)
         from saferun.launch.step_notes import StepNotes
 
         self._step_notes = StepNotes(self._context, now)
@@ -205,7 +204,7 @@ class HangWatch:
             prefix = self._context.hook.memory_prefix(attempt, rank.assignment.rank)
             heartbeat = f"{prefix}.heartbeat" if prefix else ""
             assignment = rank.assignment
-            read = partial(self._read_script, assignment.rank)
+            read = partial(self._non_finite.read, assignment.rank)
             watched.append(
                 WatchedRank(
                     assignment.local_rank, assignment.rank, rank.pid, rank.output_bytes, prefix, heartbeat, read
@@ -213,71 +212,51 @@ class HangWatch:
             )
         return watched
 
-    # Values that scripts report
-
-    def _read_script(self, rank: int) -> ScriptState | None:
-        state = self._context.hook.script_state(self._context.launch.attempt, rank)
-        if state is not None and state.bad is not None and not self._has_warned:
-            self._non_finite[rank] = state.bad
-        return state
-
-    def _warn_of_numbers(self) -> None:
-        """Warn once per attempt of a value that is not finite: later values are not finite either."""
-        if self._has_warned or not self._non_finite:
-            return
-        self._has_warned = True
-        from saferun.text.wording import ranks_text
-
-        number, name, value = first = min(self._non_finite.values())
-        ranks = ranks_text(tuple(sorted(rank for rank, bad in self._non_finite.items() if bad == first)))
-        self._context.launch.warn(f"warning: {name} is {value} in step {number} of {ranks} (reported by saferun.step)")
-
     def idle_s(self) -> float:
         """For how many seconds no rank of this host has made progress; 0 if one may be working, or nothing is known.
 
         Reset by output, reading, work in bursts, and by CPU use that is not a wait in a stuck collective.
         """
-        if self._watch is None:
+        if self._monitor is None:
             return 0.0
-        return self._context.launch.guarded("check the ranks' progress", self._watch.idle_s, time.monotonic()) or 0.0
+        return self._context.launch.guarded("check the ranks' progress", self._monitor.idle_s, time.monotonic()) or 0.0
 
     def strict_idle_s(self) -> float:
         """As ``idle_s``, for callers that must not hold up a rank that works only a little.
 
         Also reset when a main thread does more than a slow polling loop does (0.5 % of a processor).
         """
-        if self._watch is None:
+        if self._monitor is None:
             return 0.0
         return (
-            self._context.launch.guarded("check the ranks' progress", self._watch.strict_idle_s, time.monotonic())
+            self._context.launch.guarded("check the ranks' progress", self._monitor.strict_idle_s, time.monotonic())
             or 0.0
         )
 
     def idle_by_rank(self) -> dict[int, float]:
         """As ``idle_s``, for each local rank; empty if nothing is known."""
-        if self._watch is None:
+        if self._monitor is None:
             return {}
-        return self._context.launch.guarded("check the ranks' progress", self._watch.idle_by_rank) or {}
+        return self._context.launch.guarded("check the ranks' progress", self._monitor.idle_by_rank) or {}
 
     def rank_found(self, local_rank: int) -> None:
         """The process that runs a rank's script has been found."""
-        if self._watch is not None:
+        if self._monitor is not None:
             for rank in self.watched_ranks():
                 if rank.local_rank == local_rank:
-                    self._context.launch.guarded("watch the ranks", self._watch.rank_found, rank, time.monotonic())
+                    self._context.launch.guarded("watch the ranks", self._monitor.rank_found, rank, time.monotonic())
 
     def rank_ended(self, local_rank: int) -> None:
         """A rank has been reaped."""
         self._context.launch.guarded("read what the ranks report", self._read_last, local_rank)
-        if self._watch is not None:
-            self._context.launch.guarded("watch the ranks", self._watch.rank_ended, local_rank)
+        if self._monitor is not None:
+            self._context.launch.guarded("watch the ranks", self._monitor.rank_ended, local_rank)
         self._for_slow_ranks(lambda slow: slow.rank_ended(local_rank))
 
     def _read_last(self, local_rank: int) -> None:
-        for rank in self._record.ranks if self._watch is not None else ():
-            if rank.assignment.local_rank == local_rank:
-                self._read_script(rank.assignment.rank)
-        self._warn_of_numbers()
+        if self._monitor is not None:
+            self._non_finite.read_last(local_rank)
+        self._non_finite.warn_once()
 
     def pause(self) -> None:
         """The ranks are being captured."""
@@ -285,16 +264,16 @@ class HangWatch:
             self._step_notes.note(time.monotonic(), at_once=True)
         self._for_slow_ranks(lambda slow: slow.pause())
         self._watch_at = None
-        if self._watch is not None:
-            self._watch.pause()
+        if self._monitor is not None:
+            self._monitor.pause()
 
     def captured(self, now: float) -> None:
         """A hang has been captured; on several hosts, by all of them."""
 
     def resume(self, now: float) -> None:
         """The hang has been reported, and the job goes on."""
-        if self._watch is not None:
-            self._context.launch.guarded("watch the ranks", self._watch.resume, now)
+        if self._monitor is not None:
+            self._context.launch.guarded("watch the ranks", self._monitor.resume, now)
         if not self._holders:
             self._for_slow_ranks(lambda slow: slow.resume(now))
 
@@ -306,20 +285,20 @@ class HangWatch:
         self._watch_at = None
         self._for_slow_ranks(lambda slow: slow.end())
         self._slow = None
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            self._context.launch.guarded("end the watch", watch.end)
+        monitor, self._monitor = self._monitor, None
+        if monitor is not None:
+            self._context.launch.guarded("end the watch", monitor.end)
 
     def downgrade_to_suspected(self, verdict: HangVerdict, certain_after_s: float) -> None:
         """Treat the hang just captured as suspected only, until nothing has moved for ``certain_after_s``."""
-        if self._watch is not None:
-            self._watch.downgrade_to_suspected(verdict, certain_after_s)
+        if self._monitor is not None:
+            self._monitor.downgrade_to_suspected(verdict, certain_after_s)
 
     def repeat(self, verdict: HangVerdict) -> Repeat:
         """How often this hang has been reported, and when it is reported next."""
         from saferun.watchdog.verdicts import Repeat
 
-        return self._watch.repeat(verdict) if self._watch is not None else Repeat()
+        return self._monitor.repeat(verdict) if self._monitor is not None else Repeat()
 
     def _take_verdict(self, verdict: HangVerdict) -> None:
         self._context.launch.job.reports.broadcast_hang(verdict, self._number + 1)
@@ -362,8 +341,8 @@ class JobHangWatch(HangWatch):
         from saferun.watchdog.job_verdicts import packed
 
         self._set_state({"s": RANKS_QUIET, **packed(verdict)})
-        if self._watch is not None:
-            self._watch.resume(time.monotonic())
+        if self._monitor is not None:
+            self._monitor.resume(time.monotonic())
 
     def _take_recovery(self, _lasted_s: float) -> None:
         """Something moves on this host again."""

@@ -362,7 +362,7 @@ def test_the_loop_wakes_up_once_for_both_kinds_of_samples(monkeypatch: pytest.Mo
 
     slow.tick = tick
     tick(0.0)
-    monkeypatch.setattr(hangs, "_watch", _Every5s())
+    monkeypatch.setattr(hangs, "_monitor", _Every5s())
     monkeypatch.setattr(hangs, "_slow", slow)
     wake_ups = 0
     while hangs.deadline is not None and hangs.deadline < 660.0:

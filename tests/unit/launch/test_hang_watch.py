@@ -40,13 +40,14 @@ def watching(kind: type[HangWatch], said: list[str], **watches: Watch) -> HangWa
     launch = SimpleNamespace(succeeds=succeeds, guarded=lambda _what, call, *arguments: call(*arguments))
     context: Any = SimpleNamespace(launch=launch)
     made.__dict__.update(_context=context, _ticks=_Ticks(context), _job_ticks=_Ticks(context))
-    made.__dict__.update(_watch=None, _watch_at=None, _slow=None)
-    made.__dict__.update(_warn_of_numbers=lambda: None, _step_notes=None, _detector=None, _report_quiet_at=None)
+    made.__dict__.update(_monitor=None, _watch_at=None, _slow=None)
+    made.__dict__.update(_step_notes=None, _detector=None, _report_quiet_at=None)
+    made.__dict__.update(_non_finite=SimpleNamespace(warn_once=lambda: None))
     made.__dict__.update(watches)
     return made
 
 
-WATCHED = [(HangWatch, "_watch"), (JobHangWatch, "_watch"), (JobHangWatch, "_detector")]
+WATCHED = [(HangWatch, "_monitor"), (JobHangWatch, "_monitor"), (JobHangWatch, "_detector")]
 
 
 @pytest.mark.parametrize(("kind", "name"), WATCHED)
@@ -66,7 +67,7 @@ def test_what_fails_is_not_due_again_at_once(kind: type[HangWatch], name: str) -
 
 def test_a_job_watch_that_fails_each_time_does_not_hold_up_the_watch_of_the_ranks() -> None:
     broken, sound = Watch(fails=True), Watch(fails=False)
-    watch = watching(JobHangWatch, [], _detector=broken, _watch=sound)
+    watch = watching(JobHangWatch, [], _detector=broken, _monitor=sound)
     for now in (10.0, 10.5, 11.0, 11.5):
         watch.tick(now)
     assert (broken.calls, sound.calls) == (2, 4)
