@@ -57,12 +57,12 @@ class AskedStacks:
 
     Args:
         context: the launch.
-        guarded: wraps a callback: an exception only closes the control socket.
+        wrapped: takes a callback, and returns one whose exceptions only close the control socket.
     """
 
-    def __init__(self, context: LaunchContext, guarded: Callable[..., Callable[..., None]]) -> None:
+    def __init__(self, context: LaunchContext, wrapped: Callable[..., Callable[..., None]]) -> None:
         self._context = context
-        self._guarded = guarded
+        self._wrapped = wrapped
         self._number = 0
         self._wanted = Wanted("stacks")
         self._waiting: list[Callable[[JsonObject], None]] = []
@@ -78,7 +78,7 @@ class AskedStacks:
         # Requests of other hosts to this one, with what takes the answers.
         self._shares: dict[Wanted, Callable[[JsonObject], None]] = {}
         context.job.reports.subscribe_asked(
-            guarded(self._take_asked), guarded(self._take_asked_elsewhere), guarded(self._take_answer)
+            wrapped(self._take_asked), wrapped(self._take_asked_elsewhere), wrapped(self._take_answer)
         )
 
     @property
@@ -179,7 +179,7 @@ class AskedStacks:
                 self._chunks = chunks
                 self._answer_if_whole()
 
-        job.collect(_name(number), wanted.budget_s + _OTHERS_S, self._guarded(take))
+        job.collect(_name(number), wanted.budget_s + _OTHERS_S, self._wrapped(take))
         job.reports.ask_ranks(number, wanted._asdict())  # this host hears of it as well
 
     def _answer_if_whole(self) -> None:
@@ -293,7 +293,7 @@ class AskedStacks:
                 "stacks",
                 request._asdict(),
                 wanted.budget_s,
-                self._guarded(self._take_own),
+                self._wrapped(self._take_own),
                 limit_bytes=_LARGEST_BYTES,
                 is_urgent=False,
             )

@@ -113,8 +113,8 @@ class ControlPart(PartBase):
         self._stop_at: float | None = None  # when ranks that were to save a checkpoint are stopped
         self._stop_by = ""
         self._has_failed = False
-        self._live_status = LiveStatus(context, self._guarded)
-        self._asked_stacks = AskedStacks(context, self._guarded)
+        self._live_status = LiveStatus(context, self._wrapped)
+        self._asked_stacks = AskedStacks(context, self._wrapped)
 
     def open(self) -> None:
         """Listen from now on.
@@ -138,7 +138,7 @@ class ControlPart(PartBase):
 
     def tick(self, now: float) -> None:
         """Drop clients that are late, and do what was deferred."""
-        self._guarded(self._tick)(now)
+        self._wrapped(self._tick)(now)
 
     def _tick(self, now: float) -> None:
         if self._stop_at is not None and self._stop_at <= now:
@@ -183,10 +183,10 @@ class ControlPart(PartBase):
 
     # --------------------------------------------------------------------------------------------------- connections
 
-    def _guarded(self, call: Callable[..., None]) -> Callable[..., None]:
+    def _wrapped(self, call: Callable[..., None]) -> Callable[..., None]:
         """Wrap a callback: an exception only disables this feature."""
 
-        def guarded(*arguments: object) -> None:
+        def wrapped(*arguments: object) -> None:
             try:
                 call(*arguments)
             except Exception as error:
@@ -200,12 +200,12 @@ class ControlPart(PartBase):
                 self._stop_at, self._deferred_stops, self._deferred_until = stop_at, list(stops), until
                 self._context.warn(f"the control socket is closed: {type(error).__name__}: {error}; the job goes on")
 
-        return guarded
+        return wrapped
 
     def _accept_again(self) -> None:
         self._listen_at = None
         if self._listener is not None and not self._context.poller.is_watched(self._listener.fileno()):
-            self._context.poller.watch(self._listener.fileno(), self._guarded(self._on_connection))
+            self._context.poller.watch(self._listener.fileno(), self._wrapped(self._on_connection))
 
     def _pause(self, until: float | None) -> None:
         """Accept no connection for a while; None: until one is closed."""
@@ -264,7 +264,7 @@ class ControlPart(PartBase):
             if not self._context.succeeds("hear saferunctl", self._on_readable, fd):
                 self._drop(fd)
 
-        self._context.poller.watch(fd, self._guarded(hear))
+        self._context.poller.watch(fd, self._wrapped(hear))
 
     def _drop(self, fd: int) -> None:
         client = self._clients.pop(fd, None)

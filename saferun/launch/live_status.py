@@ -116,12 +116,12 @@ class LiveStatus:
 
     Args:
         context: the launch.
-        guarded: wraps a callback: an exception only closes the control socket.
+        wrapped: takes a callback, and returns one whose exceptions only close the control socket.
     """
 
-    def __init__(self, context: LaunchContext, guarded: Callable[..., Callable[..., None]]) -> None:
+    def __init__(self, context: LaunchContext, wrapped: Callable[..., Callable[..., None]]) -> None:
         self._context = context
-        self._guarded = guarded
+        self._wrapped = wrapped
         self._number = 0
         self._begun_at = float("-inf")
         self._waiting: list[Callable[[JsonObject], None]] = []
@@ -134,8 +134,8 @@ class LiveStatus:
         self._asking_until = 0.0
         self._is_asked = False  # by other hosts
         reports = context.job.reports
-        reports.subscribe_status(guarded(self._take_wanted), guarded(self._take_report))
-        reports.subscribe_table(guarded(self._take_asked), guarded(self._take_table))
+        reports.subscribe_status(wrapped(self._take_wanted), wrapped(self._take_report))
+        reports.subscribe_table(wrapped(self._take_asked), wrapped(self._take_table))
 
     @property
     def deadline(self) -> float | None:
@@ -339,7 +339,7 @@ class LiveStatus:
                 "usage",
                 pids,
                 _USAGE_S,
-                self._guarded(self._take_usage),
+                self._wrapped(self._take_usage),
                 limit_bytes=_USAGE_BYTES,
                 is_urgent=False,
             )

@@ -140,7 +140,7 @@ class RankTerminals(PartBase):
             self.owners.add(rank.terminal.owner)
             for stream in rank.streams:
                 stream.on_chunk = partial(self._context.guarded, "look for a prompt", self._on_chunk, terminal)
-            self._context.poller.watch(terminal.stdin.fd, self._guarded(partial(self._on_echo, terminal)))
+            self._context.poller.watch(terminal.stdin.fd, self._wrapped(partial(self._on_echo, terminal)))
         if (
             self._terminals
             and may_get_keyboard()
@@ -180,15 +180,15 @@ class RankTerminals(PartBase):
             terminal.viewer = None
         self._hold_clock()
 
-    def _guarded(self, call: Callable[[], None]) -> Callable[[], None]:
+    def _wrapped(self, call: Callable[[], None]) -> Callable[[], None]:
         """Wrap a callback: an exception only disables this feature, and saferun has the keyboard again."""
 
-        def guarded() -> None:
+        def wrapped() -> None:
             if not self._context.succeeds("give a rank the keyboard", call):
                 with suppress(Exception):
                     self.close()
 
-        return guarded
+        return wrapped
 
     def resize(self) -> None:
         """The terminal, and with it those of the ranks' output, have another size."""
@@ -339,7 +339,7 @@ class RankTerminals(PartBase):
     def _watch_keyboard(self) -> None:
         self._watch_at = None
         if self._keyboard is not None:
-            self._context.poller.watch(self._keyboard.fd, self._guarded(self._on_keys))
+            self._context.poller.watch(self._keyboard.fd, self._wrapped(self._on_keys))
 
     def _pause_keyboard(self, now: float) -> None:
         """Leave what has been typed unread for a while."""
@@ -481,7 +481,7 @@ class RankTerminals(PartBase):
     def tick(self, now: float) -> None:
         """Do what is due."""
         if self._terminals:
-            self._guarded(partial(self._tick, now))()
+            self._wrapped(partial(self._tick, now))()
 
     def _tick(self, now: float) -> None:
         for terminal in list(self._terminals.values()):
