@@ -38,7 +38,7 @@ class CauseWait:
         if not context.launch.is_spoken_for:
             context.print_lines([f"saferun: {shown} {ranks_text(self._ranks)}"])
 
-    def is_over(self, now: float) -> bool:
-        """Whether the cause is known, none of the ranks is left, or the supervisor waits no more."""
+    def poll(self, now: float) -> bool:
+        """Check the ranks. Returns whether the cause is known, no rank is left, or the supervisor waits no more."""
         self.deadline = now + _PERIOD_S
         return now >= self._ends_at or is_shown(self._record.gather(None), self._ranks)

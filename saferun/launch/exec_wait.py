@@ -137,8 +137,8 @@ class ExecWait(PartBase):
             )
             self._report()
 
-    def failed(self, pid: int) -> bool:
-        """A child has been reaped. Whether it was a rank that never became its program."""
+    def take_failed(self, pid: int) -> bool:
+        """Call once for a child that has been reaped. Returns whether it was a rank that never became its program."""
         if pid in self._waiting:
             self._take_in(self._waiting[pid])
         is_failed = pid in self._never

@@ -245,17 +245,17 @@ class HostLaunch:
         helpers = self._context.loop.pids - self._reaper_part.pids  # that one is dismissed later
         has_failed = False
         for part in self._context.loop.parts:
-            has_failed |= not self._is_done(type(part).__name__, part.close)
+            has_failed |= not self._take_step(type(part).__name__, part.close)
         # Processes that are to be left must not be ended by the reaper either.
         self._reaper.is_needed = has_failed and not self._context.ranks.orphans.is_left
-        self._is_done("run.json", self._context.log.describe)
-        self._is_done("the files", self._finish_files)
-        self._is_done("the console", lambda: self._console.drain(self._wakeup))
-        self._is_done("signals", self._wakeup.close)
-        self._is_done("the poller", self._context.poller.close)
-        self._is_done("the helper processes", lambda: await_exits(helpers, _HELPERS_S))
+        self._take_step("run.json", self._context.log.describe)
+        self._take_step("the files", self._finish_files)
+        self._take_step("the console", lambda: self._console.drain(self._wakeup))
+        self._take_step("signals", self._wakeup.close)
+        self._take_step("the poller", self._context.poller.close)
+        self._take_step("the helper processes", lambda: await_exits(helpers, _HELPERS_S))
 
-    def _is_done(self, name: str, step: Callable[[], object]) -> bool:
+    def _take_step(self, name: str, step: Callable[[], object]) -> bool:
         """Take one step of the end. Returns whether it could be taken; if not, that is reported."""
         try:
             step()
@@ -273,13 +273,13 @@ class HostLaunch:
             self._writer.tick(time.monotonic())
             context.screen.flush()
 
-        self._is_done("report.html", lambda: context.page.finish(self._wakeup.is_hurried, wait))
+        self._take_step("report.html", lambda: context.page.finish(self._wakeup.is_hurried, wait))
         if context.on_event is not None:
             on_event = context.on_event
-            self._is_done("--on-event", lambda: on_event.finish(self._wakeup.is_hurried, wait))
+            self._take_step("--on-event", lambda: on_event.finish(self._wakeup.is_hurried, wait))
         if context.metrics is not None:
             metrics, code = context.metrics, context.investigation.log.exit_code
-            self._is_done("--metrics", lambda: metrics.finish(code, self._wakeup.is_hurried, wait))
+            self._take_step("--metrics", lambda: metrics.finish(code, self._wakeup.is_hurried, wait))
         context.run_dir.close()
         context.events.clear()
         self._writer.finish(self._context.poller, self._wakeup.is_hurried, self._context.screen.flush)

@@ -138,7 +138,7 @@ class HangIncident(LiveCapture):
         self._context.launch.job.blamed = culprits
         if moved:
             self._context.launch.guarded("see that the ranks make progress", self._take_back)
-        doubted = self._context.launch.guarded("see what the ranks wait for", self._doubt) or False
+        doubted = self._context.launch.guarded("see what the ranks wait for", self._downgrade_if_external_wait) or False
         if self._context.launch.job.leads:
             self._context.launch.guarded("notify the other hosts", self._broadcast)
         self._context.post(
@@ -162,8 +162,11 @@ class HangIncident(LiveCapture):
         if record.diagnosis is not None:
             record.diagnosis = worded_as_suspicion(record.diagnosis)
 
-    def _doubt(self) -> bool:
-        """Whether a hang is only suspected: a rank waits for something outside the job, and not for long yet."""
+    def _downgrade_if_external_wait(self) -> bool:
+        """Only suspect the hang, where a rank waits for something outside the job, and not for long yet.
+
+        Returns whether the hang was certain until now, and is not any more.
+        """
         record, verdict = self._record, self._verdict
         limit_s = self._context.launch.config.watch.external_wait_s
         diagnosis, evidence = record.diagnosis, record.evidence

@@ -236,7 +236,7 @@ class Investigation(PartBase):
         self._cause_wait = CauseWait(self._context, self._record, action)
 
     def _is_shown(self, wait: CauseWait, now: float) -> bool:
-        is_shown = self._guarded("wait for the cause", wait.is_over, now)
+        is_shown = self._guarded("wait for the cause", wait.poll, now)
         return is_shown is None or bool(is_shown)
 
     def is_victim(self, rank: int) -> bool:

@@ -237,7 +237,7 @@ class RankActions(PartBase):
         if group is None or rank is None:
             return False
         self._context.poller.unwatch(rank.child.pidfd)
-        if self.exec_wait.failed(pid):
+        if self.exec_wait.take_failed(pid):
             for stream in rank.streams:
                 self.intake.remove(stream)
             group.drop(rank)

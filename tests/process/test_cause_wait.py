@@ -98,8 +98,8 @@ def test_a_failure_that_is_a_ranks_own_waits_for_nobody(tmp_path: Path) -> None:
 
 
 BROKEN_WAIT = """import saferun.launch.cause_wait as wait
-    def is_over(self, now): raise OSError(5, 'Input/output error')
-    wait.CauseWait.is_over = is_over"""
+    def poll(self, now): raise OSError(5, 'Input/output error')
+    wait.CauseWait.poll = poll"""
 BROKEN_JUDGEMENT = """import saferun.diagnosis.pending_cause as pending
     def broken(evidence): raise OSError(5, 'Input/output error')
     pending.ranks_that_may_show_it = broken"""

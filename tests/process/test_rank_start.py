@@ -139,8 +139,8 @@ def test_the_answer_is_taken_in_when_it_comes(start: Start) -> None:
     what, running_ranks = cast("tuple[str, tuple[int, ...]]", told)
     assert what == "rank 4 cannot be started: /net/program: exec: No such file or directory"
     assert running_ranks == (1,)
-    assert start.start.failed(os.getpid())
-    assert not start.start.failed(os.getpid())
+    assert start.start.take_failed(os.getpid())
+    assert not start.start.take_failed(os.getpid())
 
 
 def outcome(argv: list[str], environ: dict[str, str]) -> SpawnError:

@@ -87,7 +87,7 @@ def test_a_rank_that_no_signal_ends_keeps_no_descriptor(monkeypatch: pytest.Monk
     context.poller = SimpleNamespace(unwatch=unwatched.append)
     ranks = RankActions.__new__(RankActions)
     orphans = SimpleNamespace(end=bool, is_left=False)
-    exec_wait = SimpleNamespace(close=bool, failed=lambda _pid: False)
+    exec_wait = SimpleNamespace(close=bool, take_failed=lambda _pid: False)
     ranks.__dict__.update(_context=context, _reaper=Anything(), exec_wait=exec_wait, orphans=orphans)
     try:
         ranks.close()
