@@ -226,7 +226,7 @@ class LaunchState:
         return [BroadcastCause(self.number)] if is_awaited else []
 
     @property
-    def _is_left(self) -> bool:
+    def _leaves_job(self) -> bool:
         """Whether the others may form the job again without this host: it ends, and the job need not."""
         ending, others = self.attempt.ending, self.attempt.others
         if isinstance(ending, Leave) or others.cut_off is None:
@@ -244,7 +244,7 @@ class LaunchState:
     def finish(self, exit_code: int, reraise: int | None = None, *, leaves: bool = False) -> list[Action]:
         """The launch is over."""
         self.enter(State.DONE, None)
-        end = Finish(exit_code, reraise, leaves=leaves or self._is_left)
+        end = Finish(exit_code, reraise, leaves=leaves or self._leaves_job)
         if self.stop_signum is not None and self.stopped_by:
             at_once = self.stop_signum == signal.SIGKILL
             end = end._replace(by=self.stopped_by, at_once=at_once, ours=self.is_request_ours)

@@ -114,7 +114,7 @@ def on_abort_in_diagnosis(launch: LaunchState, event: JobAborted) -> list[Action
     attempt = launch.attempt
     if _has_acted(event):
         return announced
-    if _is_left_by(launch, event):
+    if _others_regroup_without(launch, event):
         attempt.others.cut_off = CutOff()
         if attempt.own_diagnosis is None and not launch.leads:
             return announced
@@ -140,7 +140,7 @@ def _failure_seen(launch: LaunchState) -> list[Action]:
     return [PrintLine(f"as the hosts were starting again, {text}") for text in what]
 
 
-def _is_left_by(launch: LaunchState, event: JobAborted) -> bool:
+def _others_regroup_without(launch: LaunchState, event: JobAborted) -> bool:
     """Whether the others meet again without this host, which was sent a signal at the same moment."""
     is_stopped = launch.stop_signum is not None and not launch.stopped_by and launch.attempt.others.cut_off is None
     return is_stopped and isinstance(_ending(launch, event), Regroup)
@@ -156,7 +156,7 @@ def on_abort_on_the_way_out(launch: LaunchState, event: JobAborted) -> list[Acti
         return []
     end_cause_wait(launch, event.at)
     ending = _ending(launch, event)
-    if _is_left_by(launch, event):
+    if _others_regroup_without(launch, event):
         launch.attempt.others.cut_off = CutOff()
     elif not isinstance(ending, Regroup) or launch.stop_signum is None:
         launch.add_ending(ending)

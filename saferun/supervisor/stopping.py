@@ -392,8 +392,8 @@ def _after_sweep(launch: LaunchState, at: float) -> list[Action]:
         return []
     attempt.stopping.awaits_orphans = False
     _obey_late(launch, at)
-    is_left = others.cut_off is not None and not (others.cut_off.class_name or launch.job.outlives_leader)
-    if isinstance(attempt.ending, Regroup) and not is_left:
+    is_cut_off_for_good = others.cut_off is not None and not (others.cut_off.class_name or launch.job.outlives_leader)
+    if isinstance(attempt.ending, Regroup) and not is_cut_off_for_good:
         if launch.is_to_end:
             return launch.finish(1, leaves=True)
         return regroup(launch, at, attempt.ending)
