@@ -35,7 +35,7 @@ class CauseWait:
         shown = (
             f"{victims} may have failed because of another rank; waiting up to {action.limit_s:g} s for the error of"
         )
-        if not context.launch.is_spoken_for:
+        if not context.launch.another_host_prints:
             context.print_lines([f"saferun: {shown} {ranks_text(self._ranks)}"])
 
     def poll(self, now: float) -> bool:

@@ -363,8 +363,8 @@ def report_failure(context: InvestigationContext, record: AttemptRecord, action:
         context.launch.guarded("note the decision", _note_decision, context, action.decision, action.diagnosis)
     lines = context.launch.guarded("report the failure", _failure_lines, context, record, action)
     lines = lines if lines is not None else [f"saferun: {action.diagnosis.headline}"]
-    if spoken := context.launch.spoken_lines(lines, action.diagnosis.headline):
-        context.print_lines(spoken)
+    if printed := context.launch.lines_to_print(lines, action.diagnosis.headline):
+        context.print_lines(printed)
     record.add_failure(action.diagnosis, lines, restarting=action.restarting)
 
 

@@ -240,7 +240,7 @@ class HangIncident(LiveCapture):
             lines = [f"saferun: {judgement.headline or nothing}; {context.launch.job.leader} has the report"]
             known = self._record.reported_hang
             is_new = not known or (judgement.certain and known != (True,))
-            if is_new and context.launch.job.is_head and not context.launch.is_spoken_for:
+            if is_new and context.launch.job.is_head and not context.launch.another_host_prints:
                 context.launch.screen.print_message(printable(lines[0]))
                 self._record.hang_shown = lines[0].partition("; ")[0]
             self._record.reported_hang = (judgement.certain,)

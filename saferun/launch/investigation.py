@@ -276,7 +276,7 @@ class Investigation(PartBase):
         """Report what the leader has decided, in its words; the report keeps the evidence of this host."""
         job, record = self._launch.job, self._record
         lines = list(action.messages) or [f"saferun: the job has failed; see {job.leader}'s report"]
-        if job.is_head and not self._launch.is_spoken_for:
+        if job.is_head and not self._launch.another_host_prints:
             is_shown = record.hang_shown and lines[0].startswith(record.hang_shown)
             self._context.print_lines(["saferun: ended because of the hang above", *lines[1:]] if is_shown else lines)
         if record.diagnosis is not None:

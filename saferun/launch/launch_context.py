@@ -195,18 +195,18 @@ class LaunchContext:
         self.post(failed._replace(class_name=error.class_name, joined=joined))
 
     @property
-    def is_spoken_for(self) -> bool:
+    def another_host_prints(self) -> bool:
         """Whether another host prints, on the same console, what all hosts know."""
         if not self.config.hosts.shares_console:
             return False
         job = getattr(self, "job", None)  # which is made after the first lines
         return not job.leads if job is not None and job.leader else not self.config.hosts.prints_start_lines
 
-    def spoken_lines(self, lines: Sequence[str], headline: str) -> Sequence[str]:
+    def lines_to_print(self, lines: Sequence[str], headline: str) -> Sequence[str]:
         """What is printed here of a report that each host makes for itself, because no leader makes it for all.
 
-        On a console that all hosts share, the second host prints all of it, and each of the others one line with its
-        name: any of them may know the least.
+        On a console that all hosts share, the second host prints the whole report, the others one line each, with
+        their names: there is no leader to print it for all.
 
         Args:
             lines: the report.
@@ -215,7 +215,7 @@ class LaunchContext:
         job, hosts = self.job, self.config.hosts
         if hosts.shares_console and job.is_refusal_printed:
             return ()
-        if not self.is_spoken_for:
+        if not self.another_host_prints:
             return lines
         if job.is_join_failure_reported:
             return ()
@@ -227,11 +227,11 @@ class LaunchContext:
         self.screen.print_message(f"saferun: {printable(self._named(text))}")
 
     def _named(self, text: str) -> str:
-        return f"{self.host}: {text}" if self.is_spoken_for and not text.startswith(f"{self.host}: ") else text
+        return f"{self.host}: {text}" if self.another_host_prints and not text.startswith(f"{self.host}: ") else text
 
     def report_signal(self, text: str) -> None:
         """One line about a signal. A scheduler signals all hosts at the same time."""
-        if not self.is_spoken_for:
+        if not self.another_host_prints:
             self.report(text)
 
     def print_line(self, action: PrintLine) -> None:

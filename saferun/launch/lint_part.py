@@ -88,7 +88,7 @@ class LintPart(PartBase):
             findings = [Finding(**fields) for fields in json.loads(self._answer)["findings"]]
         except (ImportError, ValueError, KeyError, TypeError):
             return
-        if self._context.is_spoken_for:
+        if self._context.another_host_prints:
             return  # it finds the same there
         lines = [one_line(finding) for finding in findings if finding.at_launch]
         for line in lines[:_MOST_LINES]:
