@@ -492,7 +492,6 @@ _SHARED_CLASSES = {
     "Decision": "what follows a failed attempt: made, and read from report.json",
     "Incident": "a hang or a failure: written to report.json, read from it",
     "ProbeTarget": "a host to be probed: as it is sent, and as it is used",
-    "StartFailed": "the event, and the ending that follows it",
 }
 
 

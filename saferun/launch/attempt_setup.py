@@ -170,7 +170,7 @@ class AttemptSetup:
         if "logs" in answer:
             found, changed = _destinations_from(answer)
             self._prepare_for_cores()
-            self._context.run_dir.open(lambda: self._plan(current, assignment, environs, found, answer, changed))
+            self._context.run_dir.open(lambda: self._finish_plan(current, assignment, environs, found, answer, changed))
             return
 
         def on_ready(found: LogDestinations | OSError) -> None:
@@ -183,7 +183,7 @@ class AttemptSetup:
                     hint = "pass another --log-dir, or make room there"
                 self._post_failed(assignment, SaferunError(what, hint))
             else:
-                self._plan(current, assignment, environs, found, answer, ())
+                self._finish_plan(current, assignment, environs, found, answer, ())
 
         self._log_files.destinations(placement, current.number, on_ready)
         # While the directories are made:
@@ -193,7 +193,7 @@ class AttemptSetup:
     def _prepare_for_cores(self) -> None:
         self._context.guarded("prepare for cores", self._context.cores.prepare)
 
-    def _plan(
+    def _finish_plan(
         self,
         current: HostAttempt,
         assignment: Assignment,
@@ -202,7 +202,10 @@ class AttemptSetup:
         answer: JsonObject,
         changed: Sequence[Mapping[str, str]],
     ) -> None:
-        """The directories of the attempt have been made, as far as that was possible."""
+        """Complete the ranks' environments, keep the plan, and post HostsJoined or StartFailed.
+
+        The directories of the attempt have been made by then, as far as that was possible.
+        """
         run_dir, placement = self._context.run_dir, assignment.placement
         if run_dir.refusal is not None:
             self._post_failed(assignment, run_dir.refusal)

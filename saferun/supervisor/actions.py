@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from saferun.model import Placement, Value
-from saferun.supervisor.ending import Ending, Hung, StartFailed, Stopped, StoreLost, explanation, signum_of
+from saferun.supervisor.ending import Ending, Hung, NotStarted, Stopped, StoreLost, explanation, signum_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -162,14 +162,14 @@ class Diagnose(Value):
     @property
     def error_class(self) -> str:
         """The class of ``error``, if it has one."""
-        if isinstance(self.ending, StartFailed):
+        if isinstance(self.ending, NotStarted):
             return self.ending.class_name
         return "store_lost" if isinstance(self.ending, StoreLost) else ""
 
     @property
     def by_checks(self) -> bool:
         """Whether the preflight checks of all hosts found it."""
-        return isinstance(self.ending, StartFailed) and self.ending.by_checks
+        return isinstance(self.ending, NotStarted) and self.ending.by_checks
 
 
 class Undiagnosed(Value):

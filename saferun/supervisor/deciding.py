@@ -13,7 +13,7 @@ from saferun.supervisor.actions import (
     RunChecks,
     Undiagnosed,
 )
-from saferun.supervisor.ending import Failed, Leave, StartFailed, Stopped, explanation, is_final
+from saferun.supervisor.ending import Failed, Leave, NotStarted, Stopped, explanation, is_final
 from saferun.supervisor.launch_state import Attempt, CutOff, LaunchState, State
 from saferun.supervisor.policy import FailureFacts
 
@@ -132,7 +132,7 @@ def _decide(launch: LaunchState, at: float, diagnosis: Diagnosis, facts: Failure
 def _before_ranks(launch: LaunchState) -> Decision | None:
     """What follows from hosts that the checks have found at fault, unless the job is to end anyway."""
     ending, others = launch.attempt.ending, launch.attempt.others
-    if not isinstance(ending, StartFailed) or not ending.faulty:
+    if not isinstance(ending, NotStarted) or not ending.faulty:
         return None
     if launch.stop_signum is not None or launch.stopped_by or others.is_stopped or others.cut_off is not None:
         return None
@@ -149,8 +149,8 @@ def _completed(launch: LaunchState, facts: FailureFacts | None) -> FailureFacts:
     ending, others = launch.attempt.ending, launch.attempt.others
     lost = others.cut_off or CutOff()
     what = explanation(ending)[0]
-    is_transient = isinstance(ending, StartFailed) and bool(ending.class_name)
-    if isinstance(ending, StartFailed) and is_transient:
+    is_transient = isinstance(ending, NotStarted) and bool(ending.class_name)
+    if isinstance(ending, NotStarted) and is_transient:
         facts = facts._replace(class_name=ending.class_name, is_start_over=False, transient_override=True, message=what)
     if lost.class_name:
         # Each host decides for itself, and all the same: the leader can serve another store.
@@ -216,9 +216,9 @@ def lose_as_spare(launch: LaunchState, event: JobLost) -> list[Action]:
 
 def _exit_code(launch: LaunchState) -> int:
     ending = launch.attempt.ending
-    if isinstance(ending, StartFailed) and launch.has_been_spare and launch.attempt.placement is None:
+    if isinstance(ending, NotStarted) and launch.has_been_spare and launch.attempt.placement is None:
         return 0  # the others do without it, and a launcher may end them at the first bad exit code
-    return ending.exit_code if isinstance(ending, StartFailed) else launch.failure_code
+    return ending.exit_code if isinstance(ending, NotStarted) else launch.failure_code
 
 
 def follow(launch: LaunchState, decision: JobDecided, at: float) -> list[Action]:
@@ -241,7 +241,7 @@ def follow(launch: LaunchState, decision: JobDecided, at: float) -> list[Action]
         return actions
     # DIAGNOSING | WAITING -> DONE
     ending = launch.attempt.ending
-    is_own = isinstance(ending, StartFailed) and decision.exit_code != 0
+    is_own = isinstance(ending, NotStarted) and decision.exit_code != 0
     leaves = decision.next_step == "restart" and (launch.leaves_by_signal or launch.stop_signum is None)
     return [*actions, *launch.finish(_exit_code(launch) if is_own else decision.exit_code, leaves=leaves)]
 

@@ -6,6 +6,7 @@ from saferun.model import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from saferun.supervisor.events import StartFailed
     from saferun.supervisor.policy.faulty_hosts import FaultyHost
 
 
@@ -57,7 +58,7 @@ class StoreLost(Value):
     hint: str
 
 
-class StartFailed(Value):
+class NotStarted(Value):
     """The attempt could not be started.
 
     Attributes:
@@ -78,11 +79,24 @@ class StartFailed(Value):
     faulty: tuple[FaultyHost, ...] = ()
     may_go_on: bool = False
 
+    @classmethod
+    def of(cls, event: StartFailed, *, by_checks: bool) -> NotStarted:
+        """The ending that follows from the event."""
+        return cls(
+            event.what,
+            event.hint,
+            event.exit_code,
+            event.class_name,
+            by_checks=by_checks,
+            faulty=event.faulty,
+            may_go_on=event.may_go_on,
+        )
 
-Ending = Failed | Hung | Stopped | Regroup | Leave | StoreLost | StartFailed
+
+Ending = Failed | Hung | Stopped | Regroup | Leave | StoreLost | NotStarted
 
 # What explains more weighs more.
-_WEIGHT: dict[type, int] = {Failed: 0, Stopped: 0, Hung: 1, StoreLost: 2, StartFailed: 3, Regroup: 4}
+_WEIGHT: dict[type, int] = {Failed: 0, Stopped: 0, Hung: 1, StoreLost: 2, NotStarted: 3, Regroup: 4}
 
 
 def prevailing(earlier: Ending | None, later: Ending) -> Ending:
@@ -111,12 +125,12 @@ def signum_of(ending: Ending | None) -> int | None:
 
 def explanation(ending: Ending | None) -> tuple[str, str]:
     """What happened and a hint, where saferun itself could not do something; empty texts where a rank knows more."""
-    return (ending.what, ending.hint) if isinstance(ending, StoreLost | StartFailed) else ("", "")
+    return (ending.what, ending.hint) if isinstance(ending, StoreLost | NotStarted) else ("", "")
 
 
 def is_final(ending: Ending | None) -> bool:
     """Whether there is no other attempt after it, whatever the policy says."""
-    return (isinstance(ending, Hung) and ending.is_final) or (isinstance(ending, StartFailed) and not ending.class_name)
+    return (isinstance(ending, Hung) and ending.is_final) or (isinstance(ending, NotStarted) and not ending.class_name)
 
 
 def _is_order(ending: Ending) -> bool:

@@ -7,7 +7,7 @@ from enum import Enum
 
 from saferun.model import Value
 from saferun.supervisor.actions import Action, BroadcastAbort, BroadcastCause, Finish
-from saferun.supervisor.ending import Ending, Failed, Leave, StartFailed, prevailing
+from saferun.supervisor.ending import Ending, Failed, Leave, NotStarted, prevailing
 from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
 
 TYPE_CHECKING = False
@@ -231,7 +231,7 @@ class LaunchState:
         ending, others = self.attempt.ending, self.attempt.others
         if isinstance(ending, Leave) or others.cut_off is None:
             return isinstance(ending, Leave)
-        has_given_up_place = isinstance(ending, StartFailed) and others.may_leave
+        has_given_up_place = isinstance(ending, NotStarted) and others.may_leave
         return has_given_up_place or self.leaves_by_signal
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from saferun.supervisor import ending
 from saferun.supervisor.actions import (
     Action,
     BroadcastDecision,
@@ -14,6 +13,7 @@ from saferun.supervisor.actions import (
     StartRanks,
 )
 from saferun.supervisor.deciding import diagnose
+from saferun.supervisor.ending import NotStarted
 from saferun.supervisor.events import StartFailed
 from saferun.supervisor.launch_state import CutOff, LaunchState, State
 from saferun.supervisor.stopping import fail, sweep
@@ -105,17 +105,7 @@ def end_after_checks(launch: LaunchState, event: ChecksOver) -> list[Action]:
 
 def on_start_failed(launch: LaunchState, event: StartFailed) -> list[Action]:
     """The attempt cannot begin, or not with all of its ranks."""
-    by_checks = launch.state is State.PROBING
-    reason = ending.StartFailed(
-        event.what,
-        event.hint,
-        event.exit_code,
-        event.class_name,
-        by_checks=by_checks,
-        faulty=event.faulty,
-        may_go_on=event.may_go_on,
-    )
-    launch.add_ending(reason)
+    launch.add_ending(NotStarted.of(event, by_checks=launch.state is State.PROBING))
     attempt = launch.attempt
     attempt.running.intersection_update(event.started)
     if launch.state is State.JOINING and event.joined is not None:

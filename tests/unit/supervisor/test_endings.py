@@ -14,8 +14,8 @@ from saferun.supervisor.ending import (
     Failed,
     Hung,
     Leave,
+    NotStarted,
     Regroup,
-    StartFailed,
     Stopped,
     StoreLost,
     explanation,
@@ -29,11 +29,11 @@ STOPPED = Stopped(signal.SIGTERM)
 STOPPED_ELSEWHERE = Stopped(signal.SIGTERM, "node2")
 HUNG = Hung(is_final=True)
 STORE_LOST = StoreLost("the store's process ended", "import torch")
-START_FAILED = StartFailed("port 29500 is in use", "pass another", 2)
+NOT_STARTED = NotStarted("port 29500 is in use", "pass another", 2)
 REGROUP = Regroup("node3 wants to join")
 LEAVE = Leave(signal.SIGTERM)
 ALL: tuple[Ending, ...] = (
-    *(FAILED, STOPPED_ELSEWHERE, HUNG, STORE_LOST, START_FAILED, REGROUP),
+    *(FAILED, STOPPED_ELSEWHERE, HUNG, STORE_LOST, NOT_STARTED, REGROUP),
     *(STOPPED, LEAVE),
 )
 # Rows: what had come before; columns: what comes now, in the order of ALL. What prevails is ``<`` the earlier one or
@@ -43,7 +43,7 @@ TABLE = {
     STOPPED_ELSEWHERE: "< < ^ ^ ^ ^ < <",
     HUNG: "< < ^ ^ ^ ^ < <",
     STORE_LOST: "< < < ^ ^ ^ < <",
-    START_FAILED: "< < < < ^ ^ < <",
+    NOT_STARTED: "< < < < ^ ^ < <",
     REGROUP: "< < < < < ^ ^ ^",
     STOPPED: "< < < < < < < <",
     LEAVE: "< < < < < < < <",
@@ -54,7 +54,7 @@ OTHERS: dict[Ending, Ending] = {
     STOPPED_ELSEWHERE: Stopped(signal.SIGINT, "node4"),
     HUNG: Hung(),
     STORE_LOST: StoreLost("another", ""),
-    START_FAILED: StartFailed("no such program", "check the path", 1),
+    NOT_STARTED: NotStarted("no such program", "check the path", 1),
     REGROUP: Regroup("node4 leaves the job"),
     STOPPED: Stopped(signal.SIGINT),
     LEAVE: Leave(signal.SIGINT),
@@ -92,13 +92,13 @@ def test_only_a_signal_to_this_host_is_one_that_stopped_it() -> None:
 
 
 def test_what_saferun_could_not_do_is_explained_by_it_and_all_else_by_the_ranks() -> None:
-    assert [one for one in ALL if explanation(one)[0]] == [STORE_LOST, START_FAILED]
+    assert [one for one in ALL if explanation(one)[0]] == [STORE_LOST, NOT_STARTED]
 
 
 def test_there_is_no_other_attempt_where_it_would_meet_the_same() -> None:
     """Unless the cause has a class that says that it may pass."""
-    assert [one for one in ALL if is_final(one)] == [HUNG, START_FAILED]
-    assert not is_final(START_FAILED._replace(class_name="port_in_use"))
+    assert [one for one in ALL if is_final(one)] == [HUNG, NOT_STARTED]
+    assert not is_final(NOT_STARTED._replace(class_name="port_in_use"))
     assert not is_final(Hung())
 
 
@@ -107,7 +107,7 @@ def test_a_diagnosis_is_asked_for_with_what_follows_from_the_ending() -> None:
     diagnose = Diagnose(0, FAILED, lost="node1 does not answer", lost_hint="look there")
     assert (diagnose.stop_signum, diagnose.hung, diagnose.error_class) == (None, False, "")
     assert (diagnose.error, diagnose.error_hint) == ("node1 does not answer", "look there")
-    diagnose = diagnose._replace(ending=START_FAILED._replace(class_name="port_in_use", by_checks=True))
+    diagnose = diagnose._replace(ending=NOT_STARTED._replace(class_name="port_in_use", by_checks=True))
     assert (diagnose.error, diagnose.error_hint) == ("port 29500 is in use", "pass another")
     assert (diagnose.error_class, diagnose.by_checks) == ("port_in_use", True)
     assert diagnose._replace(ending=STORE_LOST).error_class == "store_lost"
