@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from saferun.cluster.secret import JobSecret
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4096
-_ALONE = "--standalone is for a process that is to be a job of its own"
-_OFF = "--scheduler none: as under torchrun"  # to do without what a scheduler provides
+_ALONE = "if this process is not part of a larger job, pass --standalone"
+_OFF = "--scheduler none ignores the scheduler, as torchrun does"
 # The rendezvous timeout after a lost store: hosts may disagree whether the start was over, and then some do not come.
 _REJOIN_TIMEOUT_S = 60.0
 _MOST_ROUTES = 8  # addresses of other hosts for which the interface that leads there is looked up

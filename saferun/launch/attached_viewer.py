@@ -61,7 +61,7 @@ class AttachedViewer:
             return
         text = self._harmless.feed(chunk)
         if self._skipped_bytes:
-            text = b"\nsaferun: %d bytes are not shown here, which reads too slowly\n" % self._skipped_bytes + text
+            text = b"\nsaferun: %d bytes skipped: this terminal reads too slowly\n" % self._skipped_bytes + text
             self._skipped_bytes = 0
         if text:
             self._lines.send({"text": text.decode("latin-1")})

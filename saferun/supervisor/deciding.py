@@ -205,12 +205,12 @@ def lose_as_spare(launch: LaunchState, event: JobLost) -> list[Action]:
     is_stopped = launch.stop_signum is not None or launch.attempt.others.is_stopped
     if event.class_name and not is_stopped:
         launch.enter(State.BACKOFF, event.at)
-        return [PrintLine(f"{event.what}; this spare host waits for the others to meet again")]
+        return [PrintLine(f"{event.what}; this spare host waits for the next rendezvous")]
     if _may_succeed(launch) and not is_stopped:
         launch.left_out = 0
         launch.policy.replaced += 1  # as the others have it, which decide for themselves
         launch.enter(State.BACKOFF, event.at)
-        return [PrintLine(f"{event.what}; this spare host meets the others again")]
+        return [PrintLine(f"{event.what}; this spare host rejoins the others")]
     return [PrintLine(f"{event.what}; this spare host ends"), *launch.finish(0, leaves=True)]
 
 

@@ -315,7 +315,7 @@ def on_waiting_deadline(launch: LaunchState, event: DeadlineExpired) -> list[Act
     unreachable, limit_s = launch.attempt.others.unreachable, launch.limits.unreachable_s
     if launch.is_spare:
         return [PrintLine(f"{unreachable} for {limit_s:g} s; this spare host ends"), *launch.finish(0, leaves=True)]
-    line = PrintLine(f"{unreachable} for {limit_s:g} s; all known ranks ended with exit code 0")
+    line = PrintLine(f"{unreachable} for {limit_s:g} s; every rank that has reported ended with exit code 0")
     return [line, *([BroadcastDecision(launch.number, "finish", 0)] if launch.leads else []), *launch.finish(0)]
 
 

@@ -32,6 +32,14 @@ if TYPE_CHECKING:
         RanksStarted,
     )
 
+# What is reported of a phase that takes longer than it may.
+_OVERDUE = {
+    State.CHECKING: "the checks before the start timed out",
+    State.JOINING: "the rendezvous of the hosts timed out",
+    State.PROBING: "the probes between the hosts timed out",
+    State.STARTING: "the ranks did not start in time",
+}
+
 
 def run_checks(launch: LaunchState, event: LaunchRequested) -> list[Action]:
     """NEW -> CHECKING."""
@@ -141,10 +149,11 @@ def _give_up_place(launch: LaunchState, event: StartFailed, joined: HostsJoined)
 
 def on_deadline(launch: LaunchState, event: DeadlineExpired) -> list[Action]:
     """CHECKING, JOINING, PROBING or STARTING takes longer than it may."""
+    is_alone = launch.state is State.JOINING and not launch.job.spans_hosts
     failed = StartFailed(
         event.at,
         event.attempt,
-        f"{launch.state.value} timed out",
+        "the preparation of the ranks timed out" if is_alone else _OVERDUE[launch.state],
         "see events.jsonl in the run directory for the last event",
         1,
         launch.attempt.ranks,

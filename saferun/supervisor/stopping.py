@@ -446,7 +446,8 @@ def wait_for_others(launch: LaunchState, at: float) -> list[Action]:
         return []
     if launch.is_spare:
         return [PrintLine(f"{unreachable}; this spare host waits for {limit_s:g} s at most")]
-    return [PrintLine(f"{unreachable}; all known ranks ended with exit code 0; waiting for {limit_s:g} s at most")]
+    well = "every rank that has reported ended with exit code 0"
+    return [PrintLine(f"{unreachable}; {well}; waiting for {limit_s:g} s at most")]
 
 
 def end_well_alone(launch: LaunchState, what: str) -> list[Action]:

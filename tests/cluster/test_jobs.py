@@ -60,7 +60,7 @@ def test_every_rank_has_its_place_without_flags_but_those_of_the_launcher(
     assert "\x1b" not in job.out  # mpirun's tasks have terminals that nobody looks at
     # Where options say it all, nothing was detected.
     met = "saferun: 4 hosts (node1, node2, node3, node4), 8 ranks, 2 on each, from "
-    off = " (--scheduler none: as under torchrun)"
+    off = " (--scheduler none ignores the scheduler, as torchrun does)"
     expected = [met + SOURCES[way.launcher] + off] if way.launcher in SOURCES else []
     assert [re.sub(r"\d+(\.0)?(?= \(--)", "N", line) for line in job.saferun_said("saferun: ")] == expected
     assert_nothing_left(cluster)

@@ -66,10 +66,14 @@ def test_a_launch_that_goes_well_takes_every_step_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "limit_s"),
-    [(State.CHECKING, LIMITS.checks_s), (State.JOINING, LIMITS.join_s), (State.STARTING, LIMITS.start_s)],
+    ("state", "limit_s", "what"),
+    [
+        (State.CHECKING, LIMITS.checks_s, "the checks before the start timed out"),
+        (State.JOINING, LIMITS.join_s, "the preparation of the ranks timed out"),
+        (State.STARTING, LIMITS.start_s, "the ranks did not start in time"),
+    ],
 )
-def test_each_phase_before_the_ranks_ends_the_launch_at_its_deadline(state: State, limit_s: float) -> None:
+def test_each_phase_before_the_ranks_ends_the_launch_at_its_deadline(state: State, limit_s: float, what: str) -> None:
     """A phase that can last forever is a defect."""
     world = World()
     world.launch()
@@ -86,7 +90,7 @@ def test_each_phase_before_the_ranks_ends_the_launch_at_its_deadline(state: Stat
         world.answer()
     assert world.state is State.DIAGNOSING
     diagnose = only(Diagnose, world.actions)
-    assert state.value in diagnose.error
+    assert diagnose.error == what
     assert diagnose.error_hint
     world.answer_until(State.DONE)
     assert world.finish == Finish(1)

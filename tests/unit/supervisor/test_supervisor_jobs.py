@@ -263,12 +263,12 @@ def test_ranks_that_ended_well_end_a_host_well_where_the_others_cannot_be_heard(
     due = [host.supervisor.deadline]
     host.deliver(HostsReachable(job.now, 0))
     assert [*due, host.supervisor.deadline] == [job.now + LIMITS.unreachable_s, None]
-    waiting = "no answer from node9; all known ranks ended with exit code 0; waiting for 300 s at most"
+    waiting = "no answer from node9; every rank that has reported ended with exit code 0; waiting for 300 s at most"
     assert PrintLine(waiting) in host.actions
     host.deliver(HostsUnreachable(job.now, 0, "no answer from node9"))
     actions = host.supervisor.handle(DeadlineExpired(job.now + LIMITS.unreachable_s, 0))
     say, *told, finish = actions
-    assert say == PrintLine("no answer from node9 for 300 s; all known ranks ended with exit code 0")
+    assert say == PrintLine("no answer from node9 for 300 s; every rank that has reported ended with exit code 0")
     assert [type(action) for action in told] == [BroadcastDecision] * (which == 0)
     assert finish == Finish(0)
 

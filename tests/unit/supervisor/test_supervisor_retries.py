@@ -54,6 +54,15 @@ def test_a_port_that_is_in_use_is_tried_again() -> None:
     assert (supervisor.state, supervisor.deadline) == (State.BACKOFF, 3.0)
 
 
+def test_hosts_that_do_not_meet_in_time_are_named_as_the_reason() -> None:
+    """Of several hosts; one alone only prepares its ranks then."""
+    supervisor = launched(retrying(), JobPolicy(spans_hosts=True))
+    supervisor.handle(ChecksPassed(1.0, 0))
+    (action,) = supervisor.handle(DeadlineExpired(supervisor.deadline or 0.0, 0))
+    assert isinstance(action, Diagnose)
+    assert action.error == "the rendezvous of the hosts timed out"
+
+
 def test_a_diagnosis_that_does_not_come_costs_no_restart() -> None:
     """It would not end the restarts of torchrun, which has none."""
     world = running(ranks=1, max_restarts=1)

@@ -295,7 +295,7 @@ def test_a_spare_that_loses_only_the_store_ends_without_an_error_where_the_ranks
     job = started()
     spare = job.hosts[3]
     spare.deliver(LOST_STORE)
-    assert lines(spare).endswith("the coordinator of node0 ended; this spare host waits for the others to meet again")
+    assert lines(spare).endswith("the coordinator of node0 ended; this spare host waits for the next rendezvous")
     while spare.finish is None:
         spare.take() if spare.inbox else spare.expire()
     assert codes(job) == [None, None, None, 0]
