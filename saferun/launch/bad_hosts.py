@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from saferun.diagnosis.host_fault import BadHost, HostFault
 from saferun.launch.launch_context import LaunchContext
+from saferun.supervisor.policy.faulty_hosts import FLAPPING_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from saferun.files.file_stream import WriterAnswer
 
 _MOST_NAMED = 8
-FLAPPING_S = 300.0
-"""A fault that may pass shows a bad host when it comes again within so many seconds."""
 
 
 def note_bad_hosts(

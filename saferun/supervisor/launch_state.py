@@ -225,6 +225,12 @@ class LaunchState:
         is_awaited = others.cause_wanted and others.cut_off is None and isinstance(self.attempt.ending, Failed)
         return [BroadcastCause(self.number)] if is_awaited else []
 
+    def to_be_aborted(self, culprits: tuple[int, ...]) -> tuple[int, ...]:
+        """The local ranks among the culprits of a hang that get SIGABRT, for a core."""
+        if not self.hang_policy.abort_culprits:
+            return ()
+        return tuple(rank for rank in culprits if rank in self.attempt.running)
+
     @property
     def _leaves_job(self) -> bool:
         """Whether the others may form the job again without this host: it ends, and the job need not."""

@@ -76,8 +76,7 @@ def on_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
         if not launch.attempt.is_captured:
             return capture(launch, event.at)
         # RUNNING -> STOPPING: it has just been captured on all hosts.
-        aborted = tuple(rank for rank in event.culprits if rank in launch.attempt.running)
-        return stop(launch, event.at, signal.SIGTERM, aborted if launch.hang_policy.abort_culprits else ())
+        return stop(launch, event.at, signal.SIGTERM, launch.to_be_aborted(event.culprits))
     if event.signum == signal.SIGKILL:
         return kill(launch, event.at)
     if event.signum == signal.SIGINT:

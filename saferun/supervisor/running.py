@@ -114,5 +114,5 @@ def _after_capture(launch: LaunchState, at: float, culprits: tuple[int, ...]) ->
         launch.enter(State.RUNNING, None)
         return [report]
     launch.add_ending(Hung(is_final=next_step == "stop"))
-    aborted = tuple(rank for rank in culprits if rank in attempt.running) if hang_policy.abort_culprits else ()
+    aborted = launch.to_be_aborted(culprits)
     return [report, *launch.broadcast_abort("hang"), *stop(launch, at, signal.SIGTERM, aborted)]

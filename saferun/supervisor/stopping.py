@@ -355,9 +355,7 @@ def sweep(launch: LaunchState, at: float) -> list[Action]:
     attempt, stopping, limits = launch.attempt, launch.attempt.stopping, launch.limits
     stopping.stage = "sweeping"
     if attempt.ending is not None or attempt.others.cut_off is not None:
-        stopping.awaits_orphans = False
-        launch.enter(State.STOPPING, at + limits.sweep_s)
-        return [SweepOrphans(launch.number, limits.sweep_term_s, ends_all=launch.orphans == "end")]
+        return _end_orphans(launch, at)
     # All ranks ended well: processes that still work are the user's.
     wait_s = limits.orphans_s if launch.orphans == "wait" else 0.0
     stopping.awaits_orphans = launch.orphans != "leave"
@@ -373,12 +371,13 @@ def sweep(launch: LaunchState, at: float) -> list[Action]:
 
 def stop_waiting_for_orphans(launch: LaunchState, at: float) -> list[Action]:
     """Processes that the ranks left behind are not waited for any longer."""
-    stopping, limits = launch.attempt.stopping, launch.limits
-    if not stopping.awaits_orphans:
-        return []
-    stopping.awaits_orphans = False
-    launch.enter(State.STOPPING, at + limits.sweep_s)
-    return [SweepOrphans(launch.number, limits.sweep_term_s, ends_all=launch.orphans == "end")]
+    return _end_orphans(launch, at) if launch.attempt.stopping.awaits_orphans else []
+
+
+def _end_orphans(launch: LaunchState, at: float) -> list[Action]:
+    launch.attempt.stopping.awaits_orphans = False
+    launch.enter(State.STOPPING, at + launch.limits.sweep_s)
+    return [SweepOrphans(launch.number, launch.limits.sweep_term_s, ends_all=launch.orphans == "end")]
 
 
 def on_orphans_gone(launch: LaunchState, event: OrphansGone) -> list[Action]:

@@ -351,9 +351,11 @@ class AttemptPolicy:
             self._retries = 0
         if not facts.restarting_allowed:
             return _finish(facts.stop_reason or facts.message, is_plain=True)
-        may_replace = len(at_fault) <= len(spares) and (moves_leader or all(fault.host for fault in at_fault))
-        if at_fault and may_replace:
-            return self._replace(facts, at_fault, spares)
+        if at_fault:
+            from saferun.supervisor.policy.faulty_hosts import may_replace
+
+            if may_replace(at_fault, spares, moves_leader=moves_leader):
+                return self._replace(facts, at_fault, spares)
         limit = self._retry_limit(facts) if is_start else 0
         is_retry = self._retries < limit
         has_next = is_retry or self.may_restart(restarts)
@@ -386,14 +388,7 @@ class AttemptPolicy:
         return Decision("replace", 0.0, message, exclude=living, reason=reason, faulty=faulty, is_counted=counts)
 
     def _again(
-        self,
-        facts: FailureFacts,
-        reason: str,
-        exclude: int | None,
-        restarts: int,
-        retry_limit: int,
-        *,
-        alone: bool,
+        self, facts: FailureFacts, reason: str, exclude: int | None, restarts: int, retry_limit: int, *, alone: bool
     ) -> Decision:
         """Another attempt: a retry where ``retry_limit`` is not 0, else a restart. ``alone``: on one host."""
         wait_s = 0.0
