@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from saferun.launch.launch_context import LaunchContext
     from saferun.launch.rank_terminals import RankTerminal
     from saferun.linux.json_lines import JsonLines
-    from saferun.model import JsonObject
+    from saferun.model import JsonObject, Placement
 
 # Of output that the other shell has not read; beyond that it is skipped there.
 _MOST_QUEUED_BYTES = 1 << 20
@@ -90,15 +90,9 @@ def find_terminal(context: LaunchContext, wanted: str) -> RankTerminal | JsonObj
     terminals, plan = context.terminals, context.current.plan
     if plan is None:
         return {"error": "no rank runs now", "hint": "try again when saferunctl status shows that the ranks run"}
-    here = [assignment.rank for assignment in plan.placement.ranks]
-    number = int(wanted) if wanted.isascii() and wanted.isdecimal() else None
-    if number is not None and number not in here:
-        if number >= plan.placement.world_size:
-            return {
-                "error": f"the job has no rank {number}",
-                "hint": f"its ranks are 0-{plan.placement.world_size - 1}",
-            }
-        return {"elsewhere": host_of(context, number)}
+    number = rank_number(wanted)
+    if number is not None and (absent := absent_rank(context, plan.placement, number, "error")):
+        return absent
     terminal = terminals.find(number) if terminals is not None else None
     if terminal is None and terminals is not None and terminals.has_any and number is None:
         return {"error": "no rank asks for input now", "hint": "name one of the ranks: --rank N"}
@@ -110,7 +104,21 @@ def find_terminal(context: LaunchContext, wanted: str) -> RankTerminal | JsonObj
     return terminal
 
 
-def host_of(context: LaunchContext, number: int) -> str:
+def rank_number(wanted: str) -> int | None:
+    """The number of the rank that another shell asks for; None: it sends none."""
+    return int(wanted) if wanted.isascii() and wanted.isdecimal() else None
+
+
+def absent_rank(context: LaunchContext, placement: Placement, number: int, key: str) -> JsonObject:
+    """The answer about a rank that is not one of this host; empty: it is one. ``key``: of the reason in the answer."""
+    if not 0 <= number < placement.world_size:
+        return {key: f"the job has no rank {number}", "hint": f"its ranks are 0-{placement.world_size - 1}"}
+    if number not in {assignment.rank for assignment in placement.ranks}:
+        return {"elsewhere": _host_of(context, number)}
+    return {}
+
+
+def _host_of(context: LaunchContext, number: int) -> str:
     """The host of a rank, as far as this one knows: the leader knows all."""
     for peer in context.job.peers.values():
         if peer.base_rank <= number < peer.base_rank + peer.ranks:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 CORE_BUDGET_S = 60.0
 """How long the cores of dead ranks may be read; gdb takes half a minute where nothing is in the cache."""
+ENDED_BY_HANG = "ended because of the hang above"
+"""The headline of a failure whose hang has been reported already."""
 
 
 class InvestigationContext(Value):

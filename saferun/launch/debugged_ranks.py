@@ -7,7 +7,7 @@ when the debugger has to let go of the rank: when the rank has ended, and before
 from __future__ import annotations
 
 from saferun.errors import suppress
-from saferun.launch.attached_viewer import host_of
+from saferun.launch.attached_viewer import absent_rank, rank_number
 from saferun.linux.procfs import read_stat
 from saferun.supervisor.machine import State
 
@@ -94,14 +94,12 @@ def debug(context: LaunchContext, wanted: str, held: set[int], by: str) -> Debug
 
 def _find(context: LaunchContext, wanted: str) -> Rank | JsonObject:
     plan = context.current.plan
-    number = int(wanted) if wanted.isascii() and wanted.isdecimal() else -1
     if plan is None or context.supervisor.state not in _AT_WORK:
         return {"refused": "no rank runs now", "hint": _AGAIN}
-    if not 0 <= number < plan.placement.world_size:
-        hint = f"its ranks are 0-{plan.placement.world_size - 1}"
-        return {"refused": f"the job has no rank {number}", "hint": hint}
-    if number not in {assignment.rank for assignment in plan.placement.ranks}:
-        return {"elsewhere": host_of(context, number)}
+    given = rank_number(wanted)
+    number = -1 if given is None else given
+    if absent := absent_rank(context, plan.placement, number, "refused"):
+        return absent
     rank = next((one for one in context.current.living() if one.assignment.rank == number), None)
     if rank is None or (rank.wrapped is not None and not rank.wrapped.lives):
         return {"refused": f"rank {number} has ended", "hint": _AGAIN}

@@ -17,7 +17,7 @@ from saferun.diagnosis.start_stage import read_store_stage, stage_by_time, start
 from saferun.errors import printable
 from saferun.evidence.diagnosis_values import Diagnosis
 from saferun.evidence.job_evidence import AbortReason, Evidence, OomKill, RankCollectives, RankOutput
-from saferun.launch.attempt_record import CORE_BUDGET_S, AttemptRecord, InvestigationContext
+from saferun.launch.attempt_record import CORE_BUDGET_S, ENDED_BY_HANG, AttemptRecord, InvestigationContext
 from saferun.launch.bad_hosts import note_bad_hosts
 from saferun.launch.live_capture import new_directory, note_gaps, start_capture
 from saferun.launch.rank import Rank
@@ -341,9 +341,6 @@ class FailureIncident:
         return self._context.hook.has_heartbeat(
             self._context.launch.attempt, (rank.assignment.rank for rank in self._record.ranks)
         )
-
-
-ENDED_BY_HANG = "ended because of the hang above"
 
 
 def _with_recorders(

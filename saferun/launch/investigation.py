@@ -11,7 +11,7 @@ import time
 from functools import partial
 from itertools import count
 
-from saferun.launch.attempt_record import AttemptRecord, InvestigationContext
+from saferun.launch.attempt_record import ENDED_BY_HANG, AttemptRecord, InvestigationContext
 from saferun.launch.hang_watch import HangWatch, JobHangWatch
 from saferun.launch.incident_log import IncidentLog
 from saferun.launch.launch_context import LaunchContext
@@ -278,7 +278,7 @@ class Investigation(PartBase):
         lines = list(action.messages) or [f"saferun: the job has failed; see {job.leader}'s report"]
         if job.is_head and not self._launch.another_host_prints:
             is_shown = record.hang_shown and lines[0].startswith(record.hang_shown)
-            self._context.print_lines(["saferun: ended because of the hang above", *lines[1:]] if is_shown else lines)
+            self._context.print_lines([f"saferun: {ENDED_BY_HANG}", *lines[1:]] if is_shown else lines)
         if record.diagnosis is not None:
             record.add_failure(record.diagnosis, lines, restarting=action.restarting)
 
