@@ -303,7 +303,7 @@ def _job_policy(config: LaunchConfig, others_s: float) -> JobPolicy:
         spans_hosts=hosts.spans_hosts,
         outlives_leader=config.rendezvous.backend != "static",
         others_s=others_s if hosts.spans_hosts else 0.0,
-        hurries=bool(hosts.detected),
+        scheduler_kills_soon=bool(hosts.detected),
         least_hosts=hosts.least,
         moves_leader=config.moves_leader,
         awaits_replacement_host=config.rendezvous.backend != "static" and not config.in_batch_job,

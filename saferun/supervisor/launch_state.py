@@ -179,7 +179,7 @@ class LaunchState:
     def note_request(self, by: str, signum: int, *, ours: bool) -> None:
         """The user asked for the end of the job by saferunctl, on this host or another one."""
         self.stopped_by, self.is_request_ours = by, ours
-        # As a shell has it for a program that a signal ended.
+        # 128 + signal number, as a shell reports it.
         self.failure_code = 128 + signum
 
     @property

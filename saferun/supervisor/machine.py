@@ -62,7 +62,7 @@ class UnlistedError(Exception):
 
 
 def _resume(launch: LaunchState, event: LoopStalled) -> list[Action]:
-    """What could not be done in time because this process did not run has its time again."""
+    """This process was stopped or held up: give the phase the time that it had left."""
     launch.deadline = event.at + event.left_s
     return []
 
@@ -336,7 +336,7 @@ class Supervisor:
             return "after the end"
         kind = type(event)
         if kind in TRANSITIONS[launch.state]:
-            # The expiry of a phase that ended at the same moment is none of this one.
+            # A DeadlineExpired or LoopStalled posted for the previous phase does not end this one.
             is_early = (kind is DeadlineExpired or kind is LoopStalled) and not launch.is_due(event.at)
             return "not due" if is_early else ""
         if kind in IGNORED[launch.state]:

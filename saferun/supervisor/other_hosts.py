@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         SpareLost,
     )
 
-# What this host has found about others, and what all hosts do together.
+# Reasons that a host announces before it acts: it acts when it reads its own entry in the log.
 _ANNOUNCED_WITHOUT_ACTING = frozenset({"membership", "lost", "task_lost", "restart"})
 
 
@@ -51,7 +51,7 @@ def note_abort(launch: LaunchState, event: JobAborted) -> None:
     others.is_announced = True
     if not launch.leads and not launch.is_spare:
         others.unreachable = ""  # it has been read in the leader's store
-    # (A person who asks does not send SIGKILL a moment later.)
+    # saferunctl, unlike a scheduler, sends no SIGKILL afterwards.
     if event.signum and event.reason not in {"request", "restart"}:
         others.announced_signum = event.signum
         expect_sigkill(launch, event.at)

@@ -139,7 +139,7 @@ def stop_as_asked(launch: LaunchState, at: float, signum: int, idle_s: float) ->
 def expect_sigkill(launch: LaunchState, at: float) -> None:
     """A scheduler has sent a signal that SIGKILL will follow."""
     stopping = launch.attempt.stopping
-    if launch.job.hurries and stopping.scheduler_kill_at is None:
+    if launch.job.scheduler_kills_soon and stopping.scheduler_kill_at is None:
         stopping.scheduler_kill_at = at + launch.limits.grace_s
 
 

@@ -22,9 +22,9 @@ class JobPolicy(Value):
     """The role of this process among the others of its job.
 
     ``spans_hosts``: there are others. ``outlives_leader``: they can meet again where the leader is gone.
-    ``others_s``: how long the leader waits for the evidence of the others. ``hurries``: a scheduler that asks
-    for an end by a signal kills whatever is still there soon afterwards, saferun included. ``least_hosts``: without how
-    many hosts the job cannot be. ``moves_leader``: whether a spare host takes the place of the leader, too.
+    ``others_s``: how long the leader waits for the evidence of the others. ``scheduler_kills_soon``: a scheduler that
+    asks for an end by a signal kills whatever is still there soon afterwards, saferun included. ``least_hosts``: the
+    fewest hosts that the job can run on. ``moves_leader``: whether a spare host takes the place of the leader, too.
     ``awaits_replacement_host``: whether the others wait for a host that takes the place of one that gets SIGTERM.
     ``serves_tasks``: whether other processes of this host depend on this one.
     """
@@ -32,7 +32,7 @@ class JobPolicy(Value):
     spans_hosts: bool = False
     outlives_leader: bool = False
     others_s: float = 0.0
-    hurries: bool = False
+    scheduler_kills_soon: bool = False
     least_hosts: int = 1
     moves_leader: bool = False
     awaits_replacement_host: bool = False

@@ -529,7 +529,7 @@ def test_a_signal_to_another_host_stops_ranks_that_work_at_once() -> None:
 
 def test_under_a_scheduler_the_grace_ends_when_its_sigkill_comes() -> None:
     """It counts from the scheduler's signal, whatever was done first; not a second less than under torchrun."""
-    policy = JobPolicy(hurries=True)
+    policy = JobPolicy(scheduler_kills_soon=True)
     supervisor = Supervisor(AttemptPolicy(0), Limits(grace_s=30.0, capture_s=25.0), None, policy)
     placement = Placement(0, 1, 1, 1, (RankAssignment(0, 0, 0),), "a", 1, "job")
     for event in (LaunchRequested(0, 0), ChecksPassed(0, 0), HostsJoined(0, 0, placement), RanksStarted(0, 0, (1,))):

@@ -49,7 +49,7 @@ def test_a_tool_is_not_waited_for_for_ever() -> None:
 
 def test_a_scheduler_that_kills_soon_waits_for_no_tool() -> None:
     """All has to be done by then."""
-    supervisor = Supervisor(AttemptPolicy(0), Limits(grace_s=30.0), None, JobPolicy(hurries=True))
+    supervisor = Supervisor(AttemptPolicy(0), Limits(grace_s=30.0), None, JobPolicy(scheduler_kills_soon=True))
     placement = Placement(0, 1, 1, 1, (RankAssignment(0, 0, 0),), "a", 1, "job")
     for event in (LaunchRequested(0, 0), ChecksPassed(0, 0), HostsJoined(0, 0, placement), RanksStarted(0, 0, (1,))):
         supervisor.handle(event)
