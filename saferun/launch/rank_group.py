@@ -303,9 +303,10 @@ class RankGroup:
         """
         del self.by_pid[rank.child.pid]
         script = rank.wrapped
-        for child in (rank.child, script.child) if script is not None else (rank.child,):
-            if child.pidfd >= 0:
-                os.close(child.pidfd)
+        # Nothing may remember a number that another descriptor gets next.
+        rank.child = without_descriptor(rank.child)
+        if script is not None:
+            script.child = without_descriptor(script.child)
         _take_in(rank, at)
         assignment, signals = rank.assignment, frozenset(rank.signals)
         if script is not None and script.ended_at:

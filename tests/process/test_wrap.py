@@ -173,6 +173,27 @@ def test_another_process_with_the_scripts_number_is_no_rank(*, has_pidfds: bool)
                 os.close(pidfd)
 
 
+def test_the_ranks_of_the_next_attempt_are_read(folder: Path) -> None:
+    """What watched the scripts of the last attempt has no descriptor any more: others have got its numbers."""
+    program = """
+from rank import *
+tell("ready")
+if ATTEMPT == 0:
+    await_release("end")
+    sys.exit(7)
+for _ in range(300):
+    for stream in sys.stdout, sys.stderr:
+        print("x" * 2000, file=stream, flush=True)
+"""
+    options = (*QUIET, "--wrap", "*:timeout 100", "--max-restarts", "1", "--shutdown-timeout", "1")
+    with running(folder, program, *options, nproc=3, store=False) as job:
+        job.hear("ready", 3)
+        until(lambda: sum(entry["event"] == "ScriptFound" for entry in job.events()) == 3, "the scripts are found")
+        job.release("end")
+        assert job.wait() == 0
+        assert [text.count("x" * 2000) for text in (job.out, job.err)] == [900, 900]
+
+
 def test_a_tool_that_is_not_there_is_said_before_any_rank_starts(folder: Path) -> None:
     with running(folder, END_AS_TOLD, *QUIET, "--wrap", "0:no-such-tool -x", arguments=("0",), store=False) as job:
         assert job.wait() == 2
