@@ -224,9 +224,10 @@ class RankStream:
         """The last lines that are not blank, decoded for display."""
         text = b"".join(self._last)[-_LAST_BYTES:].decode(errors="replace").replace("\r", "\n")
         if "\x1b" in text:
-            from saferun.console.rows import without_sequences
+            with suppress(ImportError):  # its file cannot be read: the text stays as it is
+                from saferun.console.rows import without_sequences
 
-            text = without_sequences(text)
+                text = without_sequences(text)
         lines = [line.rstrip() for line in text.split("\n") if line.strip()]
         return tuple(lines[-count:])
 

@@ -78,7 +78,7 @@ class EventLoop:
                 # The ranks of a job that is stopped have the signal before anything else is done about it.
                 for action in decided:
                     if isinstance(action, SignalRanks):
-                        actions[SignalRanks](action)
+                        self._call(actions[SignalRanks], action)
                 decided = [action for action in decided if not isinstance(action, SignalRanks)]
             self._record(event, before)
             for action in decided:
@@ -198,9 +198,16 @@ class EventLoop:
 
     def reap(self) -> None:
         """Take in which children have ended. One that no part knows is the console's, or was a rank's orphan."""
+        failure: Exception | None = None
         for pid, status in reap():
-            if not any(self._of_part(part, partial(_on_exit, pid, status)) for part in self.parts):
-                self._console.on_exit(pid)
+            # It has been reaped: no later call would hear of it.
+            try:
+                if not any(self._of_part(part, partial(_on_exit, pid, status)) for part in self.parts):
+                    self._console.on_exit(pid)
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _call(self, call: Callable[..., object], *arguments: object) -> None:
         """Call; no module that is missing may end a launch whose ranks run."""

@@ -69,6 +69,7 @@ class RankGroup:
         self.plan = plan
         self._screen = context.screen
         self._warn = context.warn
+        self._guarded = context.guarded
         self._streams = RankStreams(context, plan)
         self._preparation = preparation
         self._preforked = preforked
@@ -281,7 +282,7 @@ class RankGroup:
             if only_handled and signum not in caught_signals(rank.pid):
                 continue
             if not rank.signals:
-                rank.lines_before_stop = rank.last_lines(is_stderr=True)
+                rank.lines_before_stop = self._last_lines_of(rank, is_stderr=True)
             rank.signals.add(signum)
             _signal(rank, signum)
             signalled.append(rank)
@@ -307,7 +308,7 @@ class RankGroup:
         rank.child = without_descriptor(rank.child)
         if script is not None:
             script.child = without_descriptor(script.child)
-        _take_in(rank, at)
+        self._guarded("read the last output of a rank", _take_in, rank, at)
         assignment, signals = rank.assignment, frozenset(rank.signals)
         if script is not None and script.ended_at:
             # A rank ends when its script does, however long its tool goes on.
@@ -323,9 +324,12 @@ class RankGroup:
             clock=strftime("%H:%M:%S", localtime(time)),
         )
         if not status.ok:
-            position = self.plan.position(assignment)
-            heartbeat = self.plan.environs[position].get("SAFERUN_HEARTBEAT_FILE", "")
-            self.left_files.read(rank, self.plan.attempt, self.plan.destinations.error_files[position], heartbeat)
+            self._guarded("read the files of a rank that has failed", self._read_left_files, rank)
+
+    def _read_left_files(self, rank: Rank) -> None:
+        position = self.plan.position(rank.assignment)
+        heartbeat = self.plan.environs[position].get("SAFERUN_HEARTBEAT_FILE", "")
+        self.left_files.read(rank, self.plan.attempt, self.plan.destinations.error_files[position], heartbeat)
 
     def close(self, at: float) -> None:
         """The attempt is over: take in what is left in the pipes and close everything.
@@ -338,7 +342,7 @@ class RankGroup:
         for rank in self.ranks:
             _take_in(rank, at)
             if failed:
-                self._last_lines[rank.assignment.rank] = _all_last_lines(rank)
+                self._last_lines[rank.assignment.rank] = self._all_last_lines(rank)
         for rank in self.ranks:
             for stream in rank.streams:
                 stream.close()
@@ -352,7 +356,9 @@ class RankGroup:
 
         outputs = []
         for rank in self.ranks:
-            out, err = self._last_lines.get(rank.assignment.rank, ((), ())) if self.is_closed else _all_last_lines(rank)
+            out, err = (
+                self._last_lines.get(rank.assignment.rank, ((), ())) if self.is_closed else self._all_last_lines(rank)
+            )
             recorded = rank.recorded or {"message": "", "time": 0.0}
             output = RankOutput(
                 rank.assignment.local_rank, err, rank.stderr_path, recorded["message"], recorded["time"], out
@@ -361,6 +367,13 @@ class RankGroup:
             outputs.append(output._replace(raised=raised, failure=rank.failure, traceback=rank.traceback))
         return tuple(outputs)
 
+    def _all_last_lines(self, rank: Rank) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return self._last_lines_of(rank, is_stderr=False), self._last_lines_of(rank, is_stderr=True)
+
+    def _last_lines_of(self, rank: Rank, *, is_stderr: bool) -> tuple[str, ...]:
+        """A rank's last lines. They are for the report only: without them it is signalled, and its end is noted."""
+        return self._guarded("read the last lines of a rank", lambda: rank.last_lines(is_stderr=is_stderr)) or ()
+
 
 def _signal(rank: Rank, signum: int) -> None:
     if rank.wrapped is not None and (receiver := rank.receiver) is not None:
@@ -368,10 +381,6 @@ def _signal(rank: Rank, signum: int) -> None:
     # A tool that got it as well might end before the script, or keep it from ending.
     if rank.wrapped is None or signum == SIGKILL:
         signal_group(rank.child, signum)
-
-
-def _all_last_lines(rank: Rank) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return rank.last_lines(is_stderr=False), rank.last_lines(is_stderr=True)
 
 
 def _modest(child: Child, report: int) -> tuple[Child, int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.process.launching import customized, in_saferun, running
+from tests.process.launching import END_AS_TOLD, customized, in_saferun, running
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +25,7 @@ MISTAKES = [
     ("launch.investigation", "Investigation", "diagnose"),
     ("launch.event_log", "EventLog", "_write_run_json"),
     ("console.screen", "Screen", "tick"),
+    ("console.rank_stream", "RankStream", "last_lines"),
 ]
 MORE_MISTAKES = [
     ("launch.investigation", "Investigation", "ranks_started"),
@@ -54,6 +56,7 @@ MORE_MISTAKES = [
     *(("console.console_stream", "ConsoleStream", name) for name in ("feed", "show", "close")),
     *(("console.screen", "Screen", name) for name in ("deadline", "fold", "_fold")),
     *(("console.folding", "Folding", name) for name in ("wants", "tick", "notes", "deadline")),
+    ("launch.failed_rank_files", "LeftFiles", "read"),
     *(("launch.asked_stacks", "AskedStacks", name) for name in ("deadline", "tick", "close")),
     *(("linux.core_watch", "CoreWatch", name) for name in ("begin_at", "tick", "pids", "on_exit")),
 ]
@@ -81,3 +84,29 @@ def test_the_job_goes_on_without(tmp_path: Path, module: str, name: str, member:
         tmp_path / "restarted", RESTARTED, "--max_restarts", "1", nproc=2, environ=environ, store=False
     ) as job:
         assert job.wait() == 0, job.err
+
+
+# With a color on stderr, for which its last lines are read by a module that is not there.
+COLORED = f"""
+import os
+os.write(2, b"\\x1b[31mred\\x1b[0m\\n")
+{END_AS_TOLD}
+"""
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["ends", "is stopped"])
+def test_a_rank_whose_last_lines_cannot_be_read_ends_and_is_stopped_as_any_other(
+    tmp_path: Path, *, is_stopped: bool
+) -> None:
+    """Its end was lost, and it got neither SIGTERM nor SIGKILL."""
+    environ = customized(tmp_path, in_saferun("sys.modules['saferun.console.rows'] = None"))
+    how = "stay" if is_stopped else "3"
+    with running(
+        tmp_path / "job", COLORED, "--preflight", "off", nproc=2, arguments=(how, "stay"), environ=environ, store=False
+    ) as job:
+        job.hear("ready", 2)
+        if is_stopped:
+            job.send(signal.SIGTERM)
+        job.release("end")
+        assert job.wait() == 1, job.err
+        assert ("stopped because of it: ranks 0-1" if is_stopped else "exit code 3") in job.err

@@ -10,9 +10,11 @@ from typing import Any, cast
 
 import pytest
 
+from saferun.launch import event_loop
 from saferun.launch.event_loop import EventLoop
 from saferun.launch.launch_context import HostAttempt, LaunchContext
 from saferun.linux.helper import PartBase
+from saferun.model import ExitStatus
 from saferun.supervisor.actions import Action, Finish, NotifyDone, SignalRanks
 from saferun.supervisor.events import DeadlineExpired, Event, LaunchRequested, LoopStalled, SignalReceived
 from saferun.supervisor.machine import State
@@ -217,3 +219,32 @@ def test_an_event_that_cannot_be_written_down_is_acted_upon() -> None:
     assert len(launch.supervisor.heard) == 4
     assert len(launch.recorded) == 1
     assert launch.warned == ["events.jsonl ends here: RecursionError: too deep"]
+
+
+class Ended(Console):
+    """A part that hears of the ends of children, and cannot deal with the first of them."""
+
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+
+    def on_exit(self, pid: int, status: ExitStatus) -> bool:
+        del status
+        self.heard.append(pid)
+        if pid == 1:
+            raise ImportError("saferun.never is not in memory")
+        return True
+
+
+def test_an_end_that_cannot_be_dealt_with_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have been reaped together, and no later call would hear of them: the job waited for ever."""
+    monkeypatch.setattr(event_loop, "reap", lambda: [(pid, ExitStatus(3, None)) for pid in (1, 2, 3)])
+
+    def wait(launch: Launch) -> None:
+        launch.post(LaunchRequested(0.0, 0))
+        loop.reap()
+
+    launch, part = Launch(Decisions([]), wait), Ended()
+    loop = launch.loop(part)
+    assert loop.run({Finish: lambda _: None}) == Finish(0)
+    assert part.heard == [1, 2, 3]
+    assert launch.warned == ["saferun.never is not in memory: the launch goes on without it"]
