@@ -228,22 +228,25 @@ class HostLaunch:
         """Carry the launch out. Returns how saferun is to end."""
         self._wakeup.open()
         self._context.post(LaunchRequested(time.monotonic(), 0))
+        finish: actions.Finish | None = None
         try:
-            return self._context.loop.run(self._actions())
+            finish = self._context.loop.run(self._actions())
         except Exception:
             self._context.supervisor.story.is_wanted = True
             raise
         finally:
-            self._end()
+            self._end(has_finished=finish is not None)
+        return finish
 
-    def _end(self) -> None:
+    def _end(self, *, has_finished: bool) -> None:
         """End the launch, for whatever reason: end all of its processes, and print everything.
 
-        A step that fails does not keep the next ones from being taken; the reaper ends what is left after that.
+        A step that fails does not keep the next ones from being taken; the reaper ends what is left after that, as it
+        does where the loop has not finished: then ranks still run, with what they have started.
         """
         self._reaper.is_needed = True
         helpers = self._context.loop.pids - self._reaper_part.pids  # that one is dismissed later
-        has_failed = False
+        has_failed = not has_finished
         for part in self._context.loop.parts:
             has_failed |= not self._take_step(type(part).__name__, part.close)
         # Processes that are to be left must not be ended by the reaper either.

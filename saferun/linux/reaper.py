@@ -178,7 +178,7 @@ def _wait_for_the_end(run_id: str, host: str, read_end: int, witness_end: int, r
     if poll.poll(0):  # not if it would block: the reaper must exit
         on_host = f" on {host}" if host else ""
         is_killed = os.getppid() != supervisor_pid
-        why = f"the supervisor{on_host} was killed" if is_killed else f"the end of the run{on_host} failed"
+        why = f"the supervisor{on_host} was killed" if is_killed else f"the supervisor{on_host} failed"
         ended = "1 process of the run was ended" if killed == 1 else f"{killed} processes of the run were ended"
         with suppress(OSError):
             os.write(2, f"saferun: {why}; {ended}\n".encode(errors="backslashreplace"))

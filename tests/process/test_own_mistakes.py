@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.process.launching import END_AS_TOLD, customized, in_saferun, running
+from tests.process.launching import END_AS_TOLD, HELPERS_END_S, customized, in_saferun, read_stat, running, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,3 +111,23 @@ def test_a_rank_whose_last_lines_cannot_be_read_ends_and_is_stopped_as_any_other
         job.release("end")
         assert job.wait() == 1, job.err
         assert ("stopped because of it: ranks 0-1" if is_stopped else "exit code 3") in job.err
+
+
+def test_a_mistake_that_ends_saferun_leaves_no_process_below_its_ranks(tmp_path: Path) -> None:
+    """The kernel ends the ranks with saferun, and the shell that is one had a training below it, which went on."""
+    planted = (
+        "from saferun.launch.rank_actions import RankActions as owner\n"
+        "    def fail(*_, **__): raise RuntimeError('a mistake')\n"
+        "    owner.signal = fail"
+    )
+    environ = customized(tmp_path, in_saferun(planted))
+    script = ("bash", "-c", f"{sys.executable} train.py stay; exit 5")
+    with running(
+        tmp_path / "job", END_AS_TOLD, "--preflight", "off", "--no-python", environ=environ, store=False, script=script
+    ) as job:
+        (ready,) = job.hear("ready")
+        job.release("end")
+        job.send(signal.SIGTERM)
+        assert job.wait() == 1
+        assert "RuntimeError: a mistake" in job.err
+        until(lambda: read_stat(ready.pid) is None, "the training ends", timeout_s=HELPERS_END_S)
