@@ -237,7 +237,10 @@ class RankActions(PartBase):
         if group is None or rank is None:
             return False
         self._context.poller.unwatch(rank.child.pidfd)
+        terminals = self._context.terminals
         if self.exec_wait.take_failed(pid):
+            if terminals is not None:
+                self._context.guarded("take the keyboard back", terminals.rank_ended, rank)
             for stream in rank.streams:
                 self.intake.remove(stream)
             group.drop(rank)
@@ -251,8 +254,8 @@ class RankActions(PartBase):
                 return True
             status = self._context.guarded("ask how a rank ended", wrapped.status_of, rank, status) or status
         group.note_exit(rank, status, at=now, time=time.time())
-        if self._context.terminals is not None:
-            self._context.guarded("take the keyboard back", self._context.terminals.rank_ended, rank)
+        if terminals is not None:
+            self._context.guarded("take the keyboard back", terminals.rank_ended, rank)
         self._reaper.note_ended(pid)
         self._context.guarded(
             "watch the ranks", self._context.investigation.hangs.rank_ended, rank.assignment.local_rank

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
-from saferun.launch.launch_context import HostAttempt
+from saferun.launch.launch_context import HostAttempt, LaunchContext
 from saferun.launch.rank_actions import RankActions
 from saferun.launch.rank_group import RankGroup
 from saferun.linux.children import Child
+from saferun.linux.keyboard import StdinTerminal
 from saferun.linux.pidfd import open_pidfd
+from saferun.linux.poller import Poller
 from saferun.model import ExitStatus
+from saferun.supervisor.machine import State
 from tests.descriptors import open_descriptors
 
 
@@ -99,6 +102,35 @@ def test_a_rank_that_no_signal_ends_keeps_no_descriptor(monkeypatch: pytest.Monk
         _, status = os.waitpid(pid, 0)
     assert ranks.on_exit(pid, ExitStatus(None, os.WTERMSIG(status)))
     assert [one.signum for one in ended] == [signal.SIGKILL]
+
+
+def test_the_terminal_of_a_rank_that_could_not_start_is_not_watched_any_more() -> None:
+    """Whoever gets its number next was taken for watched: the control socket of the next attempt, for instance."""
+    stdin, poller = StdinTerminal(80, 24), Poller()
+    fd, (owner,) = stdin.fd, stdin.owner.pids
+    rank: Any = SimpleNamespace(child=Child(77, -1), streams=[], end=None, terminal=stdin)
+    rank.assignment = SimpleNamespace(local_rank=0, rank=0)
+    group = RankGroup.__new__(RankGroup)
+    group.__dict__.update(ranks=[rank], by_pid={77: rank})
+    context: Any = Anything()
+    context.current, context.poller, context.terminals = HostAttempt(), poller, None
+    context.guarded = lambda what, call, *arguments: LaunchContext.guarded(context, what, call, *arguments)
+    context.supervisor = SimpleNamespace(state=State.STARTING)
+    context.screen = SimpleNamespace(panes=())
+    context.current.group = group
+    ranks = RankActions.__new__(RankActions)
+    exec_wait = SimpleNamespace(failed=lambda _pid: True)
+    ranks.__dict__.update(_context=context, _reaper=Anything(), exec_wait=exec_wait, intake=Anything())
+    try:
+        ranks._begin_terminals(group)
+        assert poller.is_watched(fd)
+        assert ranks.on_exit(77, ExitStatus(127, None))
+        assert not poller.is_watched(fd)
+        assert not context.terminals.has_any
+    finally:
+        stdin.close()
+        os.waitpid(owner, 0)
+        poller.close()
 
 
 class Anything:
