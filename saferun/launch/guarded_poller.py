@@ -25,14 +25,15 @@ class GuardedPoller(Poller):
 
         def call() -> None:
             if not self._succeeds(handler):
-                # What it has left unread would wake the loop again and again. Its owner has a deadline.
-                self._poller.unwatch(fd)
+                # What it has left unread would wake the loop again and again. Its owner has a deadline. If it has
+                # closed the descriptor, somebody else's may have the number.
+                self._poller.unwatch(fd, call)
 
         self._poller.watch(fd, call, events)
 
-    def unwatch(self, fd: int) -> None:
+    def unwatch(self, fd: int, handler: Callable[[], None] | None = None) -> None:
         """As the poller's."""
-        self._poller.unwatch(fd)
+        self._poller.unwatch(fd, handler)
 
     def is_watched(self, fd: int) -> bool:
         """As the poller's."""

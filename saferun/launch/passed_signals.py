@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Sequence
 
-from saferun.errors import suppress
 from saferun.launch.launch_context import LaunchContext
 from saferun.linux.children import signal_child
 from saferun.linux.helper import PartBase
@@ -111,8 +110,12 @@ class PassedSignals(PartBase):
 
     def _on_witness(self) -> None:
         content = b""
-        with suppress(OSError):
+        try:
             content = os.read(self._witness_fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
         if not content:
             self.close()  # the witness is gone
             return

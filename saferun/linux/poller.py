@@ -41,8 +41,10 @@ class Poller:
         self._epoll.register(fd, select.EPOLLIN)
         self._first_fd, self._first = fd, handler
 
-    def unwatch(self, fd: int) -> None:
-        """End the watch of a descriptor, if it is watched."""
+    def unwatch(self, fd: int, handler: Callable[[], None] | None = None) -> None:
+        """End the watch of a descriptor, if it is watched; with a handler, only if that is its handler."""
+        if handler is not None and self._handlers.get(fd) is not handler:
+            return
         if self._handlers.pop(fd, None) is not None:
             with suppress(OSError, ValueError):
                 self._epoll.unregister(fd)
@@ -86,12 +88,12 @@ class Poller:
             left_s = max(self._poll_at - time.monotonic(), 0.0)
             timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
         ready = self._epoll.poll(-1 if timeout_s is None else min(timeout_s, _LONGEST_WAIT_S))
+        called = [(fd, self._handlers.get(fd)) for fd, _ in ready]
         if any(fd == self._first_fd for fd, _ in ready) and self._first():
             return
-        for fd, _ in ready:
-            # A handler may have ended the watch of another ready descriptor.
-            handler = self._handlers.get(fd)
-            if handler is not None:
+        for fd, handler in called:
+            # A handler may have ended the watch of another ready descriptor, whose number may have a new one already.
+            if handler is not None and self._handlers.get(fd) is handler:
                 handler()
         if is_polling and time.monotonic() >= self._poll_at:
             self._poll_processes()
