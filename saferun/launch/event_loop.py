@@ -137,13 +137,11 @@ class EventLoop:
         return pids
 
     def _of_part(self, part: Part, call: Callable[[Part], Any]) -> Any:  # noqa: ANN401 - of any call
-        """What a call of a part returns; None for one that is left alone."""
-        if id(part) in self._failed:
-            return None
+        """What a call of a part returns, also of one that is left alone; None if it fails, and is left alone then."""
         try:
             return call(part)
         except Exception as error:
-            if not self._disable_if_watching(part, error):
+            if id(part) not in self._failed and not self._disable_if_watching(part, error):
                 raise
             return None
 
@@ -197,7 +195,10 @@ class EventLoop:
         return self._context.guarded("see whether tools are at work", self._context.wrapped.tools_at_work) or ()
 
     def reap(self) -> None:
-        """Take in which children have ended. One that no part knows is the console's, or was a rank's orphan."""
+        """Take in which children have ended. One that no part knows is the console's, or was a rank's orphan.
+
+        Parts that are left alone are asked as well: at the end they kill what they take for their processes.
+        """
         failure: Exception | None = None
         for pid, status in reap():
             # It has been reaped: no later call would hear of it.

@@ -248,3 +248,41 @@ def test_an_end_that_cannot_be_dealt_with_hides_no_other(monkeypatch: pytest.Mon
     assert loop.run({Finish: lambda _: None}) == Finish(0)
     assert part.heard == [1, 2, 3]
     assert launch.warned == ["saferun.never is not in memory: the launch goes on without it"]
+
+
+class FailingParent(Failing):
+    """A part with a defect that has two processes, and cannot deal with the end of the first one."""
+
+    def __init__(self) -> None:
+        super().__init__(in_deadline=False)
+        self.processes = {1, 2}
+
+    def on_exit(self, pid: int, status: ExitStatus) -> bool:
+        del status
+        self.processes.discard(pid)
+        if pid == 1:
+            raise KeyError(pid)
+        return pid == 2
+
+
+def test_a_part_that_is_left_alone_hears_which_of_its_processes_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end of the launch it killed what had got their numbers meanwhile: another process of the user's."""
+    ended = [(1, ExitStatus(0, None))], [(2, ExitStatus(0, None)), (3, ExitStatus(0, None))]
+    batches = iter(ended)
+    monkeypatch.setattr(event_loop, "reap", lambda: next(batches))
+
+    def wait(launch: Launch) -> None:
+        three_events(launch)
+        if launch.waits > 1:
+            loop.reap()
+
+    launch, part, console = Launch(Decisions([], [], []), wait), FailingParent(), Console()
+    unknown = list[int]()
+    monkeypatch.setattr(Console, "on_exit", lambda _self, pid, *_: unknown.append(pid))
+    launch.watching = (part,)
+    loop = EventLoop(cast("LaunchContext", launch), cast("Any", console), (part,), launch.watching)
+    loop.run({Finish: lambda _: None})
+    assert part.calls == 1
+    assert part.processes == set()
+    assert unknown == [1, 3]
+    assert launch.warned == ["FailingParent: KeyError: 'rank 7': the launch goes on without it"]
