@@ -29,7 +29,7 @@ _CHUNK_BYTES = 1 << 18
 _TICK_S = 0.5
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 # Source: unix(7), SO_PEERCRED: pid, uid, gid.
-_CREDENTIALS = struct.Struct("3i")
+_CREDENTIALS = struct.Struct("=iII")
 
 
 class TaskConnection:

@@ -19,7 +19,7 @@ from saferun.model import Value
 
 LONGEST_PATH_BYTES = 107
 _BACKLOG = 64
-_CREDENTIALS = struct.Struct("=3i")
+_CREDENTIALS = struct.Struct("=iII")
 
 
 class PeerProcess(Value):

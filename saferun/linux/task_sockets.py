@@ -26,7 +26,7 @@ from saferun.model import Value
 _BACKLOG = 4096
 _LONGEST_PATH_BYTES = 107
 # Source: unix(7), SO_PEERCRED: pid, uid, gid of the other process.
-_CREDENTIALS = struct.Struct("=3i")
+_CREDENTIALS = struct.Struct("=iII")
 _HINT = "set XDG_RUNTIME_DIR, for all tasks, to a directory that only you have access to"
 
 

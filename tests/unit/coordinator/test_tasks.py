@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +24,39 @@ class Exhausted(socket.socket):
         if self.is_exhausted:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return super().accept()
+
+
+class OtherTask(socket.socket):
+    """A listening socket; whoever connects has this user id, as the kernel says."""
+
+    user = 3_000_000_000
+
+    def accept(self) -> tuple[socket.socket, object]:
+        connection, address = super().accept()
+        user = self.user
+
+        class Connection(socket.socket):
+            def getsockopt(self, *_: int) -> bytes:  # type: ignore[override]
+                return struct.pack("=III", 4711, user, user)
+
+        return Connection(fileno=connection.detach()), address
+
+
+def test_a_task_of_a_user_with_a_large_id_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's number has no sign: the tasks of a host waited for each other for ever."""
+    monkeypatch.setattr(os, "getuid", lambda: OtherTask.user)
+    supervisor, head = socket.socketpair()
+    with supervisor, head, OtherTask(socket.AF_UNIX) as listener:
+        listener.bind("")  # the kernel chooses an abstract name
+        listener.listen()
+        loop = Tasks(head, listener)
+        with socket.socket(socket.AF_UNIX) as task:
+            task.connect(listener.getsockname())
+            loop._accept_task(listener)
+            connected = loop.connected()
+        for connection in connected:
+            connection.close()
+        assert len(connected) == 2
 
 
 def test_a_connection_without_a_descriptor_does_not_wake_the_loop_again_and_again(
