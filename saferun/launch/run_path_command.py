@@ -20,7 +20,7 @@ _FLAGS = {
     "no_user_site": "s",
     "safe_path": "P",
 }
-_MORE_OPTIONS = ("dev", "faulthandler", "tracemalloc", "importtime", "frozen_modules", "showrefcount", "utf8")
+_MORE_OPTIONS = ("dev", "faulthandler", "tracemalloc", "importtime", "frozen_modules", "showrefcount", "utf8", "gil")
 
 _started_as = ""
 with suppress(OSError):  # the working directory was removed
@@ -52,8 +52,8 @@ def _options_of_interpreter() -> list[str]:
             warnings.remove(one)
     options += [f"-W{one}" for one in warnings]
     given = sys._xoptions  # noqa: SLF001 - documented in sys
-    for name in _MORE_OPTIONS:
-        if name in given:
-            # In one word: whatever runs within the interpreter is inserted behind its options.
-            options.append(f"-X{name}" if given[name] is True else f"-X{name}={given[name]}")
+    # Python 3.14 passes all of them on.
+    for name in sorted(given) if sys.version_info >= (3, 14) else [one for one in _MORE_OPTIONS if one in given]:
+        # In one word: whatever runs within the interpreter is inserted behind its options.
+        options.append(f"-X{name}" if given[name] is True else f"-X{name}={given[name]}")
     return options
