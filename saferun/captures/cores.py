@@ -38,6 +38,7 @@ from saferun.linux.core_limits import core_limit, room_bytes
 from saferun.linux.core_notes import CoreError, CoreNotes, read_core_notes
 from saferun.linux.core_pattern import CorePattern, read_core_pattern, room_for_core
 from saferun.linux.procfs import is_core_dumping, mount_of, mounts_of
+from saferun.linux.scratch import current_directory
 from saferun.model import Value
 from saferun.text.evidence_redaction import threads_without_secrets
 from saferun.text.redaction import redacted_text
@@ -114,7 +115,7 @@ def examine_cores(request: CoreRequest) -> Iterator[CoreDump | CoresFound | Libr
         found = {find.notes.pid for find in finds}
 
         def why(dead: DeadProcess) -> str:
-            return why_none(pattern, dead.cwd or os.getcwd(), limits, others, is_raised=request.may_delete)
+            return why_none(pattern, dead.cwd or current_directory(), limits, others, is_raised=request.may_delete)
 
         yield from _coreless(request, found, why)
         groups: set[tuple[object, ...]] = set()
@@ -156,9 +157,14 @@ def _coreless(request: CoreRequest, found: set[int], why: Callable[[DeadProcess]
             yield CoreDump(dead.rank, dead.pid, dead.signum, "", 0, kept=False, tool="", threads=(), failure=failure)
 
 
+def _working_directories(request: CoreRequest) -> list[str]:
+    """The directories in which the processes were started, as far as they are known and exist."""
+    return list(dict.fromkeys(filter(None, (*(dead.cwd for dead in request.dead), current_directory()))))
+
+
 def _silent_file_system(request: CoreRequest, pattern: CorePattern) -> str:
     """The mount point of a file system that does not respond and is needed to find cores; empty: all respond."""
-    cwds = [*(dead.cwd for dead in request.dead if dead.cwd), os.getcwd()]
+    cwds = _working_directories(request)
     paths = cwds if pattern.is_file else [*HANDLER_DIRECTORIES, *cwds]
     if pattern.is_file and not pattern.is_relative:
         paths = [os.path.dirname(pattern.text.partition("%")[0])]
@@ -206,7 +212,7 @@ def _find(
     unpack: Callable[[CoreFile], int],
 ) -> tuple[list[_Find], list[CoreFile]]:
     """The cores of dead ranks and their descendants, ranks first; and other processes' cores in their place."""
-    cwds = list(dict.fromkeys([*(dead.cwd for dead in request.dead if dead.cwd), os.getcwd()]))
+    cwds = _working_directories(request)
     expected = {dead.pid for dead in request.dead if dead.signum in CORE_SIGNALS}
     cores = find_cores(pattern, cwds, request.since)
     if pattern.handler:

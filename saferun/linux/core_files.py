@@ -241,7 +241,7 @@ def why_none(
 
     Args:
         pattern: what the kernel does with cores.
-        cwd: where the process was started; empty if unknown.
+        cwd: where the process was started; empty if that directory was deleted.
         limits: soft and hard RLIMIT_CORE before anything was raised; -1: none.
         others: cores of other processes where its own would be.
         is_raised: whether saferun has raised the soft limit.
@@ -251,6 +251,8 @@ def why_none(
     if limits[1] == 0:
         return "no core: the hard limit on cores is 0 (ulimit -H -c)"
     directory = pattern.directory(cwd)
+    if pattern.is_relative and not cwd:
+        return "no core: the working directory of the process, to which the kernel writes it, was deleted"
     if pattern.is_shared_name and others:
         return f"no core: that of pid {_pid_text(others[-1])} took its place: {pattern.description()}"
     is_off = limits[0] == 0 and not is_raised

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from saferun.captures import cores
-from saferun.captures.wire import DeadProcess
+from saferun.captures.wire import CoreRequest, DeadProcess
+from saferun.evidence.job_evidence import CoreDump
 from saferun.linux.core_files import CoreFile
 from saferun.linux.core_notes import CoreError, read_core_notes
+from saferun.linux.core_pattern import CorePattern
 from saferun.linux.poller import Poller
 from tests.breadth import slow_but
 from tests.process.core_steps import (
@@ -169,6 +171,23 @@ def test_a_process_without_a_core_is_told_why_directory(crew: Crew) -> None:
     [look] = crew.examine(cwd=nowhere)
     assert look.path == ""
     assert "/proc" in look.failure
+
+
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_where_the_working_directory_was_deleted_cores_elsewhere_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_relative: bool
+) -> None:
+    """A job may live on in a directory that was removed. An absolute core_pattern does not depend on it."""
+    places = {name: tmp_path / name for name in ("gone", "cores")}
+    for place in places.values():
+        place.mkdir()
+    monkeypatch.chdir(places["gone"])
+    places["gone"].rmdir()
+    pattern = CorePattern("core" if is_relative else f"{places['cores']}/core.%p")
+    monkeypatch.setattr(cores, "read_core_pattern", lambda: pattern)
+    request = CoreRequest((DeadProcess(0, 4711, signal.SIGSEGV),), since=time.time(), budget_s=5.0, may_delete=True)
+    [look] = [found for found in cores.examine_cores(request) if isinstance(found, CoreDump)]
+    assert ("was deleted" if is_relative else f"no core in {places['cores']}") in look.failure
 
 
 def test_a_core_that_was_cut_off_is_kept_and_told_as_such(crew: Crew) -> None:
