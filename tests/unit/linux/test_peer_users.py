@@ -37,7 +37,7 @@ def test_so_the_kernel_says_it() -> None:
     if not pid:
         try:
             os.setuid(LARGE)
-            one, other = socket.socketpair()
+            one, _other = socket.socketpair()
             os._exit(0 if task_sockets.peer_of(one) == os.getuid() == LARGE else 1)
         finally:
             os._exit(2)
