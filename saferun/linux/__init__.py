@@ -38,7 +38,8 @@ Files
     ``user_name``: the user's name; the number where there is none.
     ``memory_file``: ``memfd_create``; else an unlinked file in /dev/shm, XDG_RUNTIME_DIR, TMPDIR, /tmp or /var/tmp.
     ``quick_imports``: saferun's own modules; else as Python imports any.
-    ``held_code``: modules in memory files; else on the heap. ``hook_copy``: the ranks' hook in memory; OSError.
+    ``held_code``: modules in memory files; else on the heap, and libraries in their own files.
+    ``hook_copy``: the ranks' hook in memory; OSError.
     ``locked_code``: ``mlock2``; else the kernel may drop the code of this process and read it again. ``heap``:
     ``malloc_trim`` of glibc; else the heap keeps what is free.
     ``scratch``: a private directory in TMPDIR; else in /tmp, /var/tmp, /dev/shm, XDG_RUNTIME_DIR, /run/user/UID or the

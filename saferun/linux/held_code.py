@@ -4,7 +4,8 @@ A process that may hang (with a ``Recorder``) imports modules as usual, and writ
 that may not hang (with ``HeldModules`` in its ``sys.meta_path``) reads that code, and imports from memory. From then on
 it never opens a file for an import: a module that is not in memory, and cannot be fetched, is missing.
 
-A shared library is sent as a whole, and loaded from a memory file.
+A shared library is sent as a whole, and loaded from a memory file; from its own file where none can be executed, or
+found by a path (/proc is not mounted). The other process has just been able to read that one.
 
 Source: Python, "The import system"; ``importlib._bootstrap_external``, ``SourceLoader`` and ``ExtensionFileLoader``.
 """
@@ -265,7 +266,7 @@ class HeldModules:
             return None  # without code to record, but another process has just been able to read it
         content = self._get(at, length)
         if is_library:
-            return _library_spec(name, content)
+            return _library_spec(name, path, content)
         spec = ModuleSpec(name, _Loader(content), origin=path, is_package=is_package)  # type: ignore[arg-type]
         spec.has_location = True
         if is_package:
@@ -273,25 +274,29 @@ class HeldModules:
         return spec
 
 
-def _library_spec(name: str, content: bytes) -> ModuleSpec | None:
+def _library_spec(name: str, path: str, content: bytes) -> ModuleSpec | None:
     """A shared library, to be loaded from a memory file; None if there can be none."""
     try:
-        fd = memory_file(name, content, disks=False)
+        fd = memory_file(name, content, executable=True, disks=False)
     except OSError:
         return None
     # A library that is loaded from the same path later would be taken for this one: each has a spelling of its own.
-    path = f"/proc/self/fd/{'./' * next(_libraries)}{fd}"
-    spec = ModuleSpec(name, _LibraryLoader(fd), origin=path)  # type: ignore[arg-type]
+    held = f"/proc/self/fd/{'./' * next(_libraries)}{fd}"
+    spec = ModuleSpec(name, _LibraryLoader(fd, path), origin=held)  # type: ignore[arg-type]
     spec.has_location = True
     return spec
 
 
 class _LibraryLoader:
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
+        self._path = path
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         try:
+            return _imp.create_dynamic(spec)
+        except ImportError:
+            spec.origin = self._path
             return _imp.create_dynamic(spec)
         finally:
             os.close(self._fd)

@@ -22,7 +22,7 @@ def memory_file(name: str, content: bytes | memoryview, *, executable: bool = Fa
     Args:
         name: shown by tools that list a process's descriptors.
         content: the whole content.
-        executable: whether it is a program, to be started as /proc/self/fd/N.
+        executable: whether it is a program or a library, to be started or loaded as /proc/self/fd/N.
         disks: whether a file on disk, whose file system may hang, will do if the system has no memory files.
 
     Raises:

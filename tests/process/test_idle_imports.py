@@ -532,6 +532,68 @@ def test_shared_libraries_are_loaded_from_memory() -> None:
     assert out == "True []\n[]\n"
 
 
+# Whether a module of Python's is a library depends on how Python was built.
+LIBRARY = """
+import importlib.machinery, importlib.util
+from saferun.linux import memory_file
+
+names = ("_lsprof", "_crypt", "_curses", "audioop", "_queue", "_uuid", "_bisect", "_xxtestfuzz", "xxlimited")
+def is_library(name):
+    spec = None if name in sys.modules else importlib.util.find_spec(name)
+    return spec is not None and isinstance(spec.loader, importlib.machinery.ExtensionFileLoader)
+name = next(filter(is_library, names))
+
+def refuse(*_, **__):
+    raise OSError(38, "Function not implemented")
+"""
+
+
+def test_where_no_memory_can_be_executed_libraries_are_loaded_from_their_files() -> None:
+    """A container that refuses memfd_create, and whose /dev/shm is mounted noexec: Docker's and Kubernetes' default."""
+    out = run(
+        LIBRARY
+        + """
+plain = os.statvfs
+class NoExec:
+    f_flag = os.ST_NOEXEC
+memory_file._memfd = refuse
+os.statvfs = lambda path: NoExec if path == "/dev/shm" else plain(path)
+create = sys.modules["_imp"].create_dynamic
+def from_disk(spec, *more):
+    tried.append(spec.origin)
+    return create(spec, *more)
+tried = []
+sys.modules["_imp"].create_dynamic = from_disk
+imports = make([name])
+imports.begin()
+turn_until(lambda: said)
+print(name in sys.modules, [path for path in tried if path.startswith("/proc/")])
+"""
+    )
+    assert out == "True []\n"
+
+
+def test_a_library_that_cannot_be_loaded_from_memory_is_loaded_from_its_file() -> None:
+    """Where /proc is not mounted no path leads to a memory file; a security module may refuse to execute one."""
+    out = run(
+        LIBRARY
+        + """
+create = sys.modules["_imp"].create_dynamic
+def no_proc(spec, *more):
+    if spec.origin.startswith("/proc/"):
+        raise ImportError("cannot open shared object file", name=spec.name)
+    return create(spec, *more)
+sys.modules["_imp"].create_dynamic = no_proc
+imports = make([name])
+imports.begin()
+turn_until(lambda: said)
+module = sys.modules[name]
+print(os.path.isfile(module.__file__), module.__file__ == module.__spec__.origin)
+"""
+    )
+    assert out == "True True\n"
+
+
 # A message, the time and an action ask for what nobody can read, as long as ranks run.
 MISSING = (
     "import sys, saferun.launch.idle_imports as idle\n"

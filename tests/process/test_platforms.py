@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.breadth import slow_but
-from tests.process.launching import DEADLINE_S, END_AS_TOLD, STAY, Job, read_stat, running, until
+from tests.process.launching import DEADLINE_S, END_AS_TOLD, STAY, Job, in_mounts, read_stat, running, until
 from tests.without import lacks_pidfds, without
 
 # An old kernel, and a Python that was built against old headers on a new one.
@@ -57,6 +57,16 @@ def test_a_hang_is_told_with_stacks(tmp_path: Path, lacking: str) -> None:
         job.hear("ready", 2)
         assert job.wait() != 0
         assert "wait_for_nothing" in job.err, job.err
+
+
+def test_a_hang_is_reported_where_no_memory_can_be_executed(tmp_path: Path) -> None:
+    """A container that refuses memfd_create; Docker and Kubernetes mount /dev/shm with noexec."""
+    before = [*in_mounts(("/dev/shm", "noexec,size=64m")), *without("kernel")]
+    with running(tmp_path, HANG, *HANG_OPTIONS, nproc=2, before=before, store=False) as job:
+        job.hear("ready", 2)
+        assert job.wait() != 0
+        assert "wait_for_nothing" in job.err, job.err
+        assert "cannot" not in job.err, job.err
 
 
 def test_a_limit_on_the_size_of_files_costs_nothing_but_files(tmp_path: Path) -> None:
