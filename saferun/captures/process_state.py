@@ -43,9 +43,10 @@ def read_snapshot(rank: int, pid: int, *, is_rank: bool, ends: Ends | None = Non
     """
     status = read_pairs(f"/proc/{pid}/status")
     wchan = read_text(f"/proc/{pid}/wchan").rstrip("\n")
-    wchan = "" if wchan == "0" else wchan
+    wchan = "" if wchan == "0" else wchan  # it runs, or that may not be read
     call = before_restart(read_syscall(pid), wchan)
     stat = read_stat(pid)
+    is_readable = bool(call or wchan or read_text(f"/proc/{pid}/io"))
     return ProcessSnapshot(
         rank=rank,
         pid=pid,
@@ -62,6 +63,7 @@ def read_snapshot(rank: int, pid: int, *, is_rank: bool, ends: Ends | None = Non
         rss_bytes=_number(status, "VmRSS") * 1024,
         waits_on=(ends or Ends()).quick(pid, call, wchan) if call is not None or wchan else "",
         cpu_s=stat.cpu_s if stat is not None else 0.0,
+        unreadable=stat is not None and not is_readable,
     )
 
 

@@ -3,11 +3,14 @@
 A sleep, an answer of a database, a file lock of another job, a program that the rank has started: whether they end in a
 minute or never cannot be observed. The same goes for what a GPU computes. What can be seen not to end by itself is no
 such wait: a collective, a lock between threads, a call that holds the GIL, another rank, a GPU that has failed.
+
+Of a process whose I/O and system call may not be read (it is not dumpable, a security module denies it, gVisor) only
+the stack is known: whether it works in what it is in, or waits, cannot be observed either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.frames import Calls, UserCode, is_native
@@ -43,7 +46,8 @@ _LOCK, _QUEUE, _POOL = "a lock", "a queue", "a process pool"
 _GIVEN = frozenset({_QUEUE, "an event", "a condition", "a semaphore", "a barrier between threads"})
 _THREADING = Calls(("/threading.py", ()))
 _EVENT_WAIT = Calls(("/threading.py", ("wait",)))
-_CERTAIN = frozenset({"stopped", "spinning", "unanswering", "dead"})
+_NO_STACKS = "unanswering"
+_CERTAIN = frozenset({"stopped", "spinning", _NO_STACKS, "dead"})
 _ON_GPU = "gpu"
 _FILE_LOCK = ("a lock on ", "a lock file")
 
@@ -171,7 +175,12 @@ class _Case:
         # A call that holds the GIL keeps all threads of the rank from doing anything, and a server not.
         holds_gil = thread is not None and thread.owns_gil and not thread.active
         main = _main_wait(process) if process is not None else None
-        if found.of_peers or found.kind in _CERTAIN or (holds_gil and not self._leads_to_others(main, one.rank)):
+        is_unreadable = process is not None and process.unreadable
+        if found.of_peers or (found.kind in _CERTAIN and not (is_unreadable and found.kind == _NO_STACKS)):
+            return _NOTHING
+        if is_unreadable and found.kind != _ON_GPU:
+            return _OUTSIDE
+        if holds_gil and not self._leads_to_others(main, one.rank):
             return _NOTHING
         if found.kind == _ON_GPU:
             # Where it is not known whether it waits in a collective, it most likely does.
@@ -381,17 +390,33 @@ def _does_its_work(child: ProcessSnapshot, parent: ProcessSnapshot) -> bool:
     return child.command == parent.command or "multiprocessing" in child.command or child.name == WORKER_NAME
 
 
-def suspected(diagnosis: Diagnosis, ranks: Sequence[int], certain_after_s: float) -> Diagnosis:
-    """The diagnosis of a hang that is only suspected, because these ranks wait for something outside the job."""
+def unreadable_ranks(evidence: Evidence) -> frozenset[int]:
+    """The ranks of which neither the I/O nor the system call may be read, of a process of theirs at least."""
+    return frozenset(process.rank for process in evidence.capture.processes if process.unreadable)
+
+
+def suspected(
+    diagnosis: Diagnosis, ranks: Sequence[int], certain_after_s: float, unreadable: Collection[int] = ()
+) -> Diagnosis:
+    """The diagnosis of a hang that is only suspected, because these ranks wait for something outside the job.
+
+    Args:
+        diagnosis: as of a hang that is certain.
+        ranks: as of ``external_ranks``.
+        certain_after_s: how long such a hang is only suspected.
+        unreadable: as of ``unreadable_ranks``.
+    """
     on_gpu = {rank for group in diagnosis.groups if group.kind == _ON_GPU for rank in group.ranks}
     is_one = len(ranks) == 1
     what = "something outside the job, which may still come"
     if on_gpu.issuperset(ranks):
         what = "its GPU, which may still compute" if is_one else "their GPUs, which may still compute"
-    line = (
-        f"{ranks_text(ranks)} {'waits' if is_one else 'wait'} for {what}: "
-        f"the hang is certain after {duration_text(certain_after_s)} (--external-wait-timeout)"
-    )
+    does = f"{ranks_text(ranks)} {'waits' if is_one else 'wait'} for {what}"
+    if not {*ranks}.isdisjoint(unreadable):
+        shown = sorted({*ranks} & {*unreadable})
+        whose = "its" if len(shown) == 1 else "their"
+        does = f"{ranks_text(shown)} may be at work: {whose} I/O and system calls cannot be read in /proc"
+    line = f"{does}: the hang is certain after {duration_text(certain_after_s)} (--external-wait-timeout)"
     return worded_as_suspicion(diagnosis)._replace(findings=(line, *diagnosis.findings))
 
 

@@ -63,6 +63,7 @@ class ProcessSnapshot(Value):
         waits_on: what the system call waits for: ``the FIFO /tmp/x``; empty where it is not known.
         cpu_s: CPU time of all its threads.
         waits: who could end the waits of its threads, the main thread's first; empty where nothing is known.
+        unreadable: whether neither its I/O nor its system call nor its kernel function may be read.
     """
 
     rank: int
@@ -81,6 +82,7 @@ class ProcessSnapshot(Value):
     waits_on: str
     cpu_s: float
     waits: tuple[ThreadWait, ...] = ()
+    unreadable: bool = False
 
 
 class CollectiveCall(Value):

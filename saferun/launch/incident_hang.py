@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from saferun.cluster.job_values import EvidenceChunk
 from saferun.diagnosis.diverging_calls import with_last_calls
-from saferun.diagnosis.external_waits import external_ranks, suspected, worded_as_suspicion
+from saferun.diagnosis.external_waits import external_ranks, suspected, unreadable_ranks, worded_as_suspicion
 from saferun.diagnosis.hang import diagnose_hang
 from saferun.errors import printable
 from saferun.evidence.diagnosis_values import Diagnosis
@@ -178,7 +178,7 @@ class HangIncident(LiveCapture):
         if not ranks:
             return False
         doubted = verdict._replace(certain=False)
-        diagnosis = suspected(diagnosis, ranks, limit_s)
+        diagnosis = suspected(diagnosis, ranks, limit_s, unreadable_ranks(evidence))
         self._on_doubt(verdict, limit_s)
         # From here on nothing can fail: all that is known of the hang changes at once.
         self._verdict = record.verdict = doubted

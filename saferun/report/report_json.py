@@ -406,7 +406,7 @@ def _host(page: Page, host: HostView) -> JsonObject:
 
 
 def _process(page: Page, process: ProcessSnapshot) -> JsonObject:
-    return page.record("processes", process, {"command": "", "waits": "", "ports": ""}) | {
+    return page.record("processes", process, {"command": "", "waits": "", "unreadable": ""}) | {
         "command": page.command(process.command),
         "tracer_pid": _known(process.tracer_pid),
     }

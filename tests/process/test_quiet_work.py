@@ -14,7 +14,7 @@ import pytest
 from saferun.captures import inspection
 from saferun.linux import sock_diag
 from saferun.watchdog import monitor
-from tests.process.launching import DEADLINE_S, running
+from tests.process.launching import DEADLINE_S, running, until, without
 from tests.process.quiet_jobs import Together, watched_together
 from tests.process.quiet_servers import CALL, quiet_servers
 from tests.process.quiet_shapes import PLAIN_HANGS, PLAIN_WORK
@@ -152,11 +152,35 @@ def test_a_look_that_fails_costs_its_evidence_and_nothing_else(
 def test_a_rank_whose_descriptors_cannot_be_read_is_judged_as_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So it is with hidepid, and of ranks that are not dumpable."""
+    """Of ranks that are not dumpable not even the I/O can be read: the diagnosis takes the certainty back."""
     monkeypatch.setattr(inspection, "list_fds", lambda *_: [])
     with contextlib.closing(Job(tmp_path, SLEEPS, SLEEPS)) as job:
         job.begin()
         assert job.until_told().certain
+
+
+def test_a_rank_at_work_that_may_not_be_read_is_not_stopped(tmp_path: Path) -> None:
+    """It is not dumpable (Python with capabilities of its own), saferun is not root's: what it writes is not seen."""
+    program = """
+from rank import *
+import ctypes, select
+ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+tell("ready")
+silent, _ = os.pipe()
+while not os.path.exists(f"{FOLDER}/release.end"):
+    with open(f"written{RANK}", "wb") as file:
+        file.write(bytes(70000))
+    select.select([silent], [], [], 0.3)
+"""
+    options = ("--env-profile", "minimal", "--hang-timeout", "1", "--on-hang", "stop", "--shutdown-timeout", "2")
+    before = without([19])  # CAP_SYS_PTRACE
+    with running(tmp_path, program, *options, nproc=2, before=before, store=False) as job:
+        job.hear("ready", 2)
+        until(lambda: "saferun: the job may hang" in job.err or "hangs" in job.err, "it looks like a hang")
+        job.release("end")
+        assert job.wait() == 0, job.err
+        report = " ".join((job.run_dir / "report.txt").read_text(encoding="utf-8").split())
+        assert "ranks 0-1 may be at work: their I/O and system calls cannot be read in /proc" in report
 
 
 @pytest.mark.slow

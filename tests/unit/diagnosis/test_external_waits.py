@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from saferun.diagnosis.external_waits import external_ranks, suspected
+from saferun.diagnosis.external_waits import external_ranks, suspected, unreadable_ranks
 from saferun.diagnosis.hang import diagnose_hang
 from saferun.evidence.job_evidence import Capture, Evidence, Frame, HostView, ProcessSnapshot, StackDump, ThreadStack
 from saferun.evidence.wait_evidence import JobPorts, ThreadWait
@@ -353,6 +353,51 @@ def test_it_is_worded_as_a_suspicion() -> None:
     assert diagnosis.headline.startswith("the job may hang: rank 1 (node1) has not called")
     assert diagnosis.findings[0].startswith("rank 1 waits for something outside the job")
     assert "after 1200 s (--external-wait-timeout)" in diagnosis.findings[0]
+
+
+# Not dumpable, or denied by a security module: only its stack is known.
+UNREADABLE: dict[str, Any] = {"syscall": "", "wchan": "", "unreadable": True}
+READ = Frame("Connection._recv", f"{LIBRARY}/multiprocessing/connection.py", 395)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param(job(READ, LOAD, **UNREADABLE), id="a read"),
+        pytest.param(job(LOAD, **UNREADABLE), id="the user's code"),
+        pytest.param(job(LOAD, **UNREADABLE, owns_gil=True), id="a call that holds the GIL"),
+        pytest.param(job(**UNREADABLE), id="no stack at all"),
+        pytest.param(job(LOAD, **UNREADABLE, state="D"), id="a disk, or a driver"),
+        pytest.param(
+            job(
+                *MP_QUEUE,
+                syscall="read",
+                wchan="pipe_read",
+                children=(child(**FORKED)._replace(**UNREADABLE, waits=()),),
+                dumps=(dump_of(1, LOAD, pid=CHILD),),
+            ),
+            id="a child of which nothing can be read",
+        ),
+    ],
+)
+def test_a_rank_that_cannot_be_read_may_be_at_work(found: Evidence) -> None:
+    """A healthy rank that wrote all the time seemed to hang: its I/O counts as none where it may not be read."""
+    assert external(found) == (1,)
+
+
+def test_a_rank_that_cannot_be_read_is_no_excuse_for_others() -> None:
+    assert external(job(*IN_STEP, **UNREADABLE)) == ()
+    assert external(job(LOAD, **{**UNREADABLE, "unreadable": False})) == ()
+    assert external(job(LOAD, **UNREADABLE, state="T")) == ()
+
+
+def test_what_cannot_be_read_is_said() -> None:
+    found = job(LOAD, **UNREADABLE)
+    assert unreadable_ranks(found) == {1}
+    diagnosis = suspected(diagnose_hang(found), (1,), 1200.0, unreadable_ranks(found))
+    assert diagnosis.findings[0].startswith(
+        "rank 1 may be at work: its I/O and system calls cannot be read in /proc: the hang is certain after 1200 s"
+    )
 
 
 ON_GPU = (native("cudaStreamSynchronize"), LOAD)
