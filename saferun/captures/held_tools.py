@@ -6,6 +6,7 @@ import os
 
 from saferun.captures.tools import find_tool, has_module, remember_tool
 from saferun.linux.memory_file import memory_file
+from saferun.linux.small_files import own_directory
 from saferun.model import Value
 
 _HELD = ("py-spy",)
@@ -69,7 +70,7 @@ def _held(name: str, path: str) -> HeldTool | None:
                 return None
             fd = memory_file(name, file.read(), executable=True)
         # By this process's pid: the process that executes it has closed its descriptors by then.
-        held = f"/proc/{os.getpid()}/fd/{fd}"
+        held = f"{own_directory()}/fd/{fd}"
         if os.access(held, os.X_OK):
             return HeldTool(name, held, fd)
     except OSError:

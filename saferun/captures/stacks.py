@@ -26,7 +26,7 @@ from saferun.captures.worker_server import dump_by_worker_server
 from saferun.evidence.job_evidence import StackDump, ThreadStack
 from saferun.linux.memory_limit import TOO_MUCH, limited_memory
 from saferun.linux.procfs import mount_of, mounts_of
-from saferun.linux.small_files import read_link
+from saferun.linux.small_files import has_own_processes, read_link
 from saferun.text.wording import NOT_PYTHON
 
 _AT_ONCE = 4
@@ -333,7 +333,7 @@ def _libraries(pids: Iterable[int]) -> list[str]:
     found: dict[str, str] = {}
     for pid in pids:
         with suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
+            for line in file if has_own_processes() else ():
                 path = line.rstrip("\n").partition("/")[2]
                 if path:
                     found.setdefault(mount_of(f"/{path}", mounts), f"/{path}")

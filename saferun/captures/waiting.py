@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 
 from saferun.linux.procfs import read_name
-from saferun.linux.small_files import list_directory, read_bytes, read_link
+from saferun.linux.small_files import has_own_processes, list_directory, read_bytes, read_link
 from saferun.linux.sockets import Socket, SocketTables, socket_text
 from saferun.linux.syscalls import SystemCall, descriptor_of
 
@@ -206,7 +206,7 @@ def polled_by(pid: int, call: SystemCall) -> list[int]:
 
 def read_memory(pid: int, address: int, size_bytes: int) -> bytes:
     """A piece of a process's memory; empty where it cannot be read. May wait for the lock of its address space."""
-    if not address:
+    if not address or not has_own_processes():
         return b""
     try:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as file:

@@ -29,6 +29,7 @@ from saferun.launch.signal_wakeup import Wakeup
 from saferun.launch.torchrun_events import TorchrunEvents
 from saferun.linux.children import await_exits
 from saferun.linux.reaper import Reaper
+from saferun.linux.small_files import has_own_processes
 from saferun.model import ABORT_NO_FAILURES
 from saferun.supervisor import actions
 from saferun.supervisor.events import LaunchRequested
@@ -227,6 +228,11 @@ class HostLaunch:
     def run(self) -> actions.Finish:
         """Carry the launch out. Returns how saferun is to end."""
         self._wakeup.open()
+        if not has_own_processes():
+            self._context.warn(
+                "/proc does not show the processes of this PID namespace (unshare without --mount-proc, bwrap without "
+                "--proc): no hang is noticed, stacks are missing, and what ranks leave running is not ended"
+            )
         self._context.post(LaunchRequested(time.monotonic(), 0))
         finish: actions.Finish | None = None
         try:

@@ -20,7 +20,7 @@ Processes
     ``signals``, ``sessions``, ``limits``, ``search_path``, ``start_marks``: what every supported kernel has.
 /proc
     ``procfs``, ``activity``, ``small_files``: what has exited, or is not readable, counts as None, 0 or empty. Nothing
-    is read that blocks on the lock of another process's memory.
+    is read that blocks on the lock of another process's memory. A /proc of another PID namespace counts as not mounted.
     ``process_identity``: whether a process lives that another one has named; None if that cannot be seen from here.
     ``stuck``, ``syscalls``: what a process waits for; empty or None if that is not readable.
     ``sockets``, ``sock_diag``: peers of sockets and bytes of TCP connections; without socket diagnostics the peers of

@@ -15,6 +15,7 @@ from saferun.linux.file_systems import kind_of
 from saferun.linux.memory_file import shared_memory_file
 from saferun.linux.prctl import allow_ptrace_by
 from saferun.linux.procfs import children_of, descendants_of, read_environ_entry
+from saferun.linux.small_files import own_directory
 from saferun.model import Value
 
 _FILTER = "/proc/self/coredump_filter"
@@ -68,7 +69,7 @@ class LimitNotes:
     def __init__(self) -> None:
         self.were_kept = False
         self.fd = shared_memory_file("saferun-core-limits")
-        self.path = f"/proc/{os.getpid()}/fd/{self.fd}"
+        self.path = f"{own_directory()}/fd/{self.fd}"
 
     def begin_attempt(self) -> None:
         """Ranks are going to be started; those of earlier attempts have ended."""

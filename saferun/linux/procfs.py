@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
-from saferun.linux.small_files import read_bytes, read_text
+from saferun.linux.small_files import has_own_processes, list_directory, read_bytes, read_text
 from saferun.model import Value
 
 _RUN_ID = b"SAFERUN_RUN_ID="
@@ -104,7 +104,7 @@ def children_of(pid: int) -> list[int]:
     """Direct children of all threads of a process."""
     children: list[int] = []
     try:
-        tasks = os.listdir(f"/proc/{pid}/task")
+        tasks = os.listdir(f"/proc/{pid}/task") if has_own_processes() else []
     except OSError:
         return children
     for task in tasks:
@@ -147,7 +147,7 @@ def descendants_of(pid: int, leave_out: frozenset[int] = frozenset()) -> list[in
 def thread_ids(pid: int) -> list[int]:
     """The threads of a process, its main thread first; none if it has exited."""
     try:
-        return [int(tid) for tid in os.listdir(f"/proc/{pid}/task")[:_THREADS_LIMIT]]
+        return [int(tid) for tid in os.listdir(f"/proc/{pid}/task")[:_THREADS_LIMIT]] if has_own_processes() else []
     except OSError:
         return []
 
@@ -160,11 +160,7 @@ def waits_uninterruptibly(pid: int) -> bool:
 
     Sources: proc(5); Linux, mm/memory.c, __access_remote_vm.
     """
-    try:
-        tasks = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return False
-    stats = (read_stat(f"{pid}/task/{task}") for task in tasks)
+    stats = (read_stat(f"{pid}/task/{task}") for task in list_directory(f"/proc/{pid}/task"))
     return any(stat is not None and stat.state == "D" for stat in stats)
 
 
@@ -269,4 +265,4 @@ def read_cmdline(pid: int) -> list[str]:
 
 
 def _all_pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()] if has_own_processes() else []

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from saferun.linux.container import INITIAL_PID_NAMESPACE
-from saferun.linux.small_files import list_directory, read_link
+from saferun.linux.small_files import has_own_processes, list_directory, read_link
 
 SHM = "/dev/shm"  # noqa: S108 - where the C library puts shared memory
 
@@ -55,6 +55,8 @@ def segments_of(pids: Iterable[int], *, shm: str = SHM, deadline_s: float = 2.0)
         shm: the directory of shared memory.
         deadline_s: after this many seconds, what was found by then is returned.
     """
+    if not has_own_processes():
+        return frozenset()
     deadline = time.monotonic() + deadline_s
     found: set[str] = set()
     for pid in pids:
@@ -83,6 +85,8 @@ def remove_orphans(
     Returns:
         The removed paths, sorted.
     """
+    if not has_own_processes():
+        return ()
     deadline = time.monotonic() + deadline_s
     candidates = {path for path in paths if _is_transient(path, shm)}
     # Containers may share /dev/shm but not pids: there, a file with a dead rank's pid may be another process's.

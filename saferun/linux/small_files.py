@@ -1,4 +1,11 @@
-"""Reading small system files, up to a limit; a file that cannot be read counts as empty. Nothing here raises."""
+"""Reading small system files, up to a limit; a file that cannot be read counts as empty. Nothing here raises.
+
+``unshare --pid`` without ``--mount-proc``, and ``bwrap --unshare-pid`` without ``--proc``, leave the /proc of another
+PID namespace: there /proc/17 is another process than the one that kill(17) signals. It counts as not mounted, but for
+/proc/self, which is right.
+
+Source: pid_namespaces(7), "/proc and PID namespaces".
+"""
 
 from __future__ import annotations
 
@@ -7,11 +14,31 @@ import stat
 
 _MOST_BYTES = 16 << 20
 _PIECE_BYTES = 1 << 16
+_has_own_processes: bool | None = None
+
+
+def has_own_processes() -> bool:
+    """Whether /proc has the processes of this PID namespace, by the numbers that they have here."""
+    global _has_own_processes  # noqa: PLW0603 - asked once; a fork of this process is in the same namespace
+    if _has_own_processes is None:
+        _has_own_processes = read_link("/proc/self") == str(os.getpid())
+    return _has_own_processes
+
+
+def own_directory() -> str:
+    """The directory of this process in /proc, as any process reaches it that has the same /proc."""
+    return f"/proc/{read_link('/proc/self') or os.getpid()}"
+
+
+def _is_hidden(path: str) -> bool:
+    return path.startswith("/proc/") and path[6:7].isdigit() and not has_own_processes()
 
 
 def read_bytes(path: str, most_bytes: int = _MOST_BYTES) -> bytes:
     """A file's content up to a limit; empty if it cannot be read. Blocks as long as the file system does."""
     pieces: list[bytes] = []
+    if _is_hidden(path):
+        return b""
     try:
         with open(path, "rb", buffering=0) as file:
             # The kernel returns some files in parts.
@@ -60,7 +87,7 @@ def read_pairs(path: str) -> dict[str, str]:
 def list_directory(path: str) -> list[str]:
     """The names in a directory, sorted; none if it cannot be read."""
     try:
-        return sorted(os.listdir(path))
+        return [] if _is_hidden(path) else sorted(os.listdir(path))
     except OSError:
         return []
 
@@ -68,6 +95,6 @@ def list_directory(path: str) -> list[str]:
 def read_link(path: str) -> str:
     """The target of a link; empty if it cannot be read."""
     try:
-        return os.readlink(path)
+        return "" if _is_hidden(path) else os.readlink(path)
     except OSError:
         return ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from saferun.linux.small_files import has_own_processes
 from saferun.model import Value
 
 
@@ -81,6 +82,8 @@ def read_syscall(pid: int, tid: int = 0) -> SystemCall | None:
 
     Never blocks.
     """
+    if not has_own_processes():
+        return None
     try:
         with open(f"/proc/{pid}/task/{tid or pid}/syscall", "rb") as file:
             content = file.read(512)

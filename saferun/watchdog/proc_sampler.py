@@ -14,6 +14,7 @@ import os
 import time
 
 from saferun.linux.procfs import children_of
+from saferun.linux.small_files import has_own_processes, read_link
 from saferun.watchdog.samples import ProcessSample
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -53,6 +54,8 @@ class ProcessReader:
                 its state even if it has not run since it was read last.
         """
         pid = self.pid
+        if not has_own_processes():
+            return None
         try:
             cpu_ns = time.clock_gettime_ns((~pid << 3) | 2)
             if not closely and self._last is not None and self._last.cpu_ns == cpu_ns:
@@ -249,10 +252,7 @@ def _read_io(path: str) -> int:
 
 
 def _is_python(pid: int) -> bool:
-    try:
-        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith(("python", "pypy"))
-    except OSError:
-        return False
+    return os.path.basename(read_link(f"/proc/{pid}/exe")).startswith(("python", "pypy"))
 
 
 def _read(path: str) -> bytes:

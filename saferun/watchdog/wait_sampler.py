@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 
 from saferun.errors import suppress
+from saferun.linux.small_files import has_own_processes, list_directory, read_link
 
 _FUTEX = b"futex"
 # Stopped, traced or frozen: not slow.
@@ -55,6 +56,8 @@ class WaitSampler:
     def _read(self, pid: int, name: str) -> bytes:
         fd = self._fds.get((pid, name))
         if fd is None:
+            if not has_own_processes():
+                raise FileNotFoundError(f"/proc/{pid}/{name}")
             fd = self._fds[pid, name] = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         return os.pread(fd, _LONGEST_CONTENT, 0)
 
@@ -75,13 +78,8 @@ class WaitSampler:
 
 def uses_gpu(pid: int) -> bool:
     """Whether a process has a GPU's device open. Costs 2 to 3 µs a descriptor, of which 4,096 at most are read."""
-    try:
-        names = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return False
-    for name in names[:_MOST_DESCRIPTORS]:
-        with suppress(OSError):  # it was closed meanwhile
-            target = os.readlink(f"/proc/{pid}/fd/{name}")
-            if target.startswith(_DEVICES) and not target.startswith(_CONTROL):
-                return True
+    for name in list_directory(f"/proc/{pid}/fd")[:_MOST_DESCRIPTORS]:
+        target = read_link(f"/proc/{pid}/fd/{name}")  # empty if it was closed meanwhile
+        if target.startswith(_DEVICES) and not target.startswith(_CONTROL):
+            return True
     return False

@@ -12,6 +12,7 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.process.launching import END_AS_TOLD, STAY, running, without
+from tests.process.launching import END_AS_TOLD, REPOSITORY, STAY, running, without
 
 # Where nothing had been taken away, the tests would promise nothing.
 PROGRAM = (
@@ -229,3 +230,62 @@ def test_the_temporary_directory_is_locked_while_the_job_runs(tmp_path: Path) ->
             os.close(fd)
         job.send(signal.SIGTERM)
         assert job.wait() == 1
+
+
+# The /proc of the machine, where other processes have the numbers of the ranks.
+_OTHER_PROC = ("unshare", *(() if os.geteuid() == 0 else ("--user", "--map-root-user")), "--pid", "--fork")
+
+
+def test_with_the_proc_of_another_pid_namespace_a_healthy_job_is_not_taken_for_a_hang(tmp_path: Path) -> None:
+    """What rank 0 writes was looked for in whatever process of the machine has its number."""
+    program = """
+from rank import *
+import select
+tell("ready")
+assert os.readlink("/proc/self") != str(os.getpid())
+silent, _ = os.pipe()
+for _ in range(20):
+    with open(f"written{RANK}", "wb") as file:
+        file.write(bytes(70000))
+    select.select([silent], [], [], 0.3)
+"""
+    options = ("--env-profile", "minimal", "--hang-timeout", "1", "--on-hang", "stop", "--shutdown-timeout", "2")
+    with running(tmp_path, program, *options, nproc=2, before=_OTHER_PROC, store=False) as job:
+        assert job.wait() == 0, job.err
+        assert "the job" not in job.err, job.err
+        assert job.err.count("/proc does not show the processes of this PID namespace") == 1
+
+
+def test_with_the_proc_of_another_pid_namespace_a_failure_is_reported(tmp_path: Path) -> None:
+    with running(tmp_path, END_AS_TOLD, nproc=2, arguments=["stubborn", "7"], before=_OTHER_PROC, store=False) as job:
+        job.hear("ready", 2)
+        job.release("end")
+        assert job.wait() == 1
+        assert "exit code 7" in job.err
+        assert "Traceback" not in job.err
+
+
+def test_no_process_of_another_pid_namespace_is_signalled() -> None:
+    """Its number is another process's here: the reaper, and the sweep of what ranks left, might end that one."""
+    program = """
+import os, sys
+from saferun.linux import procfs, reaper
+from saferun.linux.sessions import Sessions
+
+def note(event, args):
+    if event == "os.kill":
+        signalled.append(args)
+
+signalled = []
+sys.addaudithook(note)
+killed = reaper.kill_run("run-of-test-containers", Sessions())
+print(killed, signalled, procfs.living_processes(), procfs.descendants_of(1), procfs.read_stat(os.getpid()))
+"""
+    marked = {**os.environ, "SAFERUN_RUN_ID": "run-of-test-containers"}
+    with subprocess.Popen(["sleep", "1000"], env=marked) as outside:
+        try:
+            command = [*_OTHER_PROC, sys.executable, "-c", program]
+            said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=REPOSITORY)
+        finally:
+            outside.kill()
+    assert said.stdout == "0 [] [] [] None\n"

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.linux import procfs
+from saferun.captures.waiting import list_fds, read_memory
+from saferun.linux import procfs, small_files
 from saferun.linux.procfs import (
     belongs_to_run,
     children_of,
@@ -23,6 +24,10 @@ from saferun.linux.procfs import (
     living_processes,
     read_stat,
 )
+from saferun.linux.shm_segments import segments_of
+from saferun.linux.syscalls import read_syscall
+from saferun.watchdog.proc_sampler import ProcessReader
+from saferun.watchdog.wait_sampler import WaitSampler, uses_gpu
 
 
 @contextmanager
@@ -191,3 +196,24 @@ def test_an_environment_belongs_to_a_run_or_not(environ: bytes, *, belongs: bool
 def test_any_environment_can_be_looked_at(environ: bytes) -> None:
     """Programs write what they like over theirs."""
     assert procfs._belongs(environ, b"0123456789abcdef") is False
+
+
+def test_in_the_proc_of_another_pid_namespace_no_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``unshare --pid`` without ``--mount-proc``: what has its number there is another process."""
+    monkeypatch.setattr(small_files, "_has_own_processes", False)
+    pid = os.getpid()
+    assert (read_stat(pid), children_of(pid), descendants_of(1), living_processes()) == (None, [], [], [])
+    assert (procfs.thread_ids(pid), procfs.read_cmdline(pid), procfs.read_name(pid)) == ([], [], "")
+    assert (belongs_to_run(pid, "x"), procfs.waits_uninterruptibly(pid)) == (False, False)
+    assert (read_syscall(pid), read_memory(pid, id(pid), 8), list_fds(pid), uses_gpu(pid)) == (None, b"", [], False)
+    assert (ProcessReader(pid).read(closely=True), ProcessReader(pid).is_python) == (None, False)
+    assert (WaitSampler().waits(pid), segments_of([pid])) == (None, frozenset())
+    assert small_files.read_bytes("/proc/self/stat")
+    assert os.path.exists(f"{small_files.own_directory()}/fd")
+
+
+def test_where_proc_is_not_mounted_it_has_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_files, "_has_own_processes", None)
+    monkeypatch.setattr(small_files, "read_link", lambda _path: "")
+    assert not small_files.has_own_processes()
+    assert small_files.own_directory() == f"/proc/{os.getpid()}"
