@@ -133,7 +133,9 @@ class ConsoleFile:
                 os.kill(self.pid, 0)
                 return True
             return False
-        return not select.select([self._pidfd], [], [], 0)[0]
+        poll = select.poll()  # `select` takes no descriptor beyond 1023
+        poll.register(self._pidfd, select.POLLIN)
+        return not poll.poll(0)
 
     def keep_alive(self) -> bool:
         """Start another process if none runs. Returns whether one runs."""

@@ -167,9 +167,10 @@ def _asked_without_torch(key: str, own: str) -> str:
     content, give_up_at = b"", time.monotonic() + _IMPORT_S
     try:
         out = child.stdout.fileno() if child.stdout is not None else -1
+        poll = select.poll()  # `select` takes no descriptor beyond 1023
+        poll.register(out, select.POLLIN)
         while len(content) < _LARGEST_ANSWER:
-            readable, _, _ = select.select([out], [], [], max(give_up_at - time.monotonic(), 0.0))
-            block = os.read(out, 4096) if readable else b""
+            block = os.read(out, 4096) if poll.poll(max(give_up_at - time.monotonic(), 0.0) * 1000) else b""
             if not block:
                 break
             content += block

@@ -79,8 +79,11 @@ def _meet_and_withdraw(membership: JobMembership, error: SaferunError, environ: 
 def _await_end(link: CoordinatorLink) -> None:
     """Until the coordinator has published it, or gives up."""
     give_up_at = time.monotonic() + _ALL_S
+    poll = select.poll()  # `select` takes no descriptor beyond 1023
+    poll.register(link.fd, select.POLLIN)
+    poll.register(link.stderr_fd, select.POLLIN)
     while (remaining_s := give_up_at - time.monotonic()) > 0:
-        ready, _, _ = select.select([link.fd, link.stderr_fd], [], [], remaining_s)
+        ready = dict(poll.poll(remaining_s * 1000))
         if link.stderr_fd in ready and link.read_stderr() is None:
             return
         if link.fd in ready:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from saferun.console import console_file, target
 from saferun.console.console_file import ByteQueue, ConsoleFile
 from saferun.console.target import Target
+from tests.descriptors import large_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,6 +95,21 @@ def test_a_process_that_is_killed_is_replaced_and_nothing_is_lost(tmp_path: Path
     file.close()
     os.close(fd)
     assert path.read_bytes() == b"one\ntwo\n"
+
+
+def test_a_process_that_is_killed_is_replaced_whatever_the_number_of_its_descriptor(tmp_path: Path) -> None:
+    """saferun may inherit a thousand descriptors."""
+    path = tmp_path / "log"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    with large_descriptors():
+        file = ConsoleFile(fd)
+        assert file.is_alive
+        os.kill(file.pid, signal.SIGKILL)
+        os.waitpid(file.pid, 0)
+        assert not file.is_alive
+        assert file.keep_alive()
+        file.close()
+    os.close(fd)
 
 
 def test_without_any_process_what_was_handed_over_is_written_from_here(

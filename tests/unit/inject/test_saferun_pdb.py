@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from saferun.inject import saferun_pdb
+from tests.descriptors import large_descriptors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,6 +129,13 @@ def test_a_script_without_torch_has_another_process_ask(capsys: pytest.CaptureFi
     assert saferun_pdb._first_of_job("saferun/pdb/a0", "1") == "5"
     assert "torch.distributed" not in sys.modules
     assert "saferun: rank 1 asks which rank of the job failed first" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("torch_elsewhere")
+def test_a_rank_with_many_descriptors_asks_as_well() -> None:
+    with large_descriptors():
+        assert saferun_pdb._first_of_job("saferun/pdb/a0", "5") == "5"
+        assert saferun_pdb._first_of_job("saferun/pdb/a0", "1") == "5"
 
 
 @pytest.mark.parametrize(
