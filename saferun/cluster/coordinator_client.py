@@ -25,6 +25,8 @@ HINT = "check that this works: python -c 'import torch.distributed'"
 KILLED_HINT = "find out what killed it: dmesg shows whether it was the OOM killer"
 _OPTIONS_HINT = "look at --logs-specs, --event-log-handler and --numa-binding in saferun --help"
 _PAUSE_S = 0.001
+# More than a coordinator that has ended can have left in its socket.
+_LAST_READS = 128
 # Messages that are of use only to the coordinator that has served the attempt.
 _OF_AN_ATTEMPT = frozenset({"append", "state", "chunk", "ack", "probe", "start_stage"})
 
@@ -168,8 +170,11 @@ class CoordinatorClient:
         link = self._link
         if link is None or pid != link.child.pid:
             return False
-        # Its last messages may decide what follows.
-        while messages := link.receive():
+        # Its last messages may decide what follows. A piece of a long one completes none, and the others come after it.
+        for _ in range(_LAST_READS):
+            messages = link.receive()
+            if messages is None:
+                break
             self._take(messages)
         while self._read_stderr(link):
             pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 from socket import SOCK_STREAM
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.linux.bare_socket import AF_UNIX, socketpair
 from saferun.linux.json_lines import JsonLines
 from saferun.linux.poller import Poller
-from saferun.model import JsonObject
+from saferun.model import ExitStatus, JsonObject
 from tests.unit.samples import CONFIG
 
 
@@ -58,6 +60,43 @@ class Task:
     def arrived(self) -> list[str]:
         assert self.other is not None
         return [message["op"] for message in self.other.receive() or ()]
+
+
+def test_what_a_coordinator_has_sent_at_last_is_read_to_the_end() -> None:
+    """A long message comes in several pieces, and why the job ends may stand after it."""
+    mine, theirs = socketpair(AF_UNIX, SOCK_STREAM)
+    lines = JsonLines(mine, read_bytes=64)
+    heard: list[str] = []
+    lost: list[str] = []
+    link: Any = SimpleNamespace(
+        child=SimpleNamespace(pid=1 << 22),
+        fd=lines.fd,
+        stderr_fd=os.open("/dev/null", os.O_RDONLY),
+        torch_parts="store",
+        receive=lines.receive,
+        read_stderr=lambda: None,
+        last_line=str,
+        close=lines.close,
+    )
+    poller: Any = SimpleNamespace(watch=lambda *_: None, unwatch=lambda _: None)
+    callbacks: Any = SimpleNamespace()
+    client = CoordinatorClient(
+        CONFIG,
+        {},
+        poller,
+        callbacks,
+        on_message=lambda message: heard.append(message["op"]),
+        on_lost=lambda what, _hint: lost.append(what),
+        open_link=lambda *_, **__: link,
+    )
+    client.start({})
+    for message in ({"op": "long", "text": "x" * 1000}, {"op": "job_ended"}):
+        theirs.send(json.dumps(message).encode() + b"\n")
+    theirs.close()
+    assert client.on_exit(1 << 22, ExitStatus(1, None))
+    os.close(link.stderr_fd)
+    assert heard == ["long", "job_ended"]
+    assert len(lost) == 1
 
 
 @pytest.fixture
