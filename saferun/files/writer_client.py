@@ -18,6 +18,7 @@ from saferun.files.file_stream import WHOLE, FileStream, OnAnswer, WriterAnswer,
 from saferun.files.inbox import Inbox, Outbox
 from saferun.files.ring import ASK, DATA, END, STREAMS, RecordQueue
 from saferun.linux.bare_socket import Socket
+from saferun.linux.children import KILLED_S, await_exits
 from saferun.linux.helper import Helper, PartBase
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import mount_of, mounts_of, read_stat
@@ -268,13 +269,10 @@ class WriterClient(PartBase):
         """Nothing: it is ``finish`` that ends the writer, after all others have said their last."""
 
     def discard(self) -> None:
-        """The launch fails before anything could be written: end the process, and wait for that."""
-        pids = self.pids
+        """The launch fails before anything could be written: end the process, and wait a moment for that."""
         if self._helper is not None:
             self._helper.kill()
-        for pid in pids:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+        await_exits(self.pids, KILLED_S)
 
     def _ring_bell(self) -> None:
         self._bell_at = None

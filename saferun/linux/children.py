@@ -25,6 +25,8 @@ from saferun.model import ExitStatus, Value
 ALL_SIGNALS: frozenset[int] = frozenset(_signal.valid_signals())
 _AWAITED_MS = 1000
 _REAP_AGAIN_S = 0.001
+# How long a process that was killed is waited for: no signal ends one that waits for a file system.
+KILLED_S = 0.5
 # Python ignores these two; a program expects their defaults (as subprocess's restore_signals does).
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
@@ -171,8 +173,7 @@ def await_report(child: Child, report: int) -> int:
 def _bury(child: Child) -> None:
     if child.pidfd >= 0:
         os.close(child.pidfd)
-    with suppress(ChildProcessError):  # SIGCHLD is ignored, and the kernel has reaped it
-        os.waitpid(child.pid, 0)
+    await_exits({child.pid}, KILLED_S)  # it is about to exit; the loop reaps it if not
 
 
 def spawn_error(report: int) -> SpawnError | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from saferun.errors import suppress
 from saferun.linux.bare_socket import Socket, socketpair
-from saferun.linux.children import fork
+from saferun.linux.children import KILLED_S, await_exits, fork
 from saferun.linux.descriptors import keep_only
 from saferun.linux.json_lines import QUEUE_BYTES, JsonLines
 from saferun.linux.poller import Poller
@@ -142,14 +142,11 @@ class Helper:
         self.kill()
 
     def discard(self) -> None:
-        """Kill a process that is not needed, and reap it: it is not attached to a loop that would."""
+        """Kill a process that is not needed, and reap it, unless it ends late: no loop does, as it is not attached."""
         if self._connection is None:
             return
-        pids = self.pids
         self.kill()
-        for pid in pids:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+        await_exits(self.pids, KILLED_S)
 
     def _hang_up(self) -> None:
         if self._connection is not None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from saferun.errors import suppress
 from saferun.linux.bare_socket import AF_UNIX, SOCK_SEQPACKET, Socket, receive_fds, send_fds, socketpair
-from saferun.linux.children import ALL_SIGNALS, Child, report_error, reset_signals
+from saferun.linux.children import ALL_SIGNALS, KILLED_S, Child, await_exits, report_error, reset_signals
 from saferun.linux.core_limits import RankPreparation, prepare_rank
 from saferun.linux.descriptors import close_all_but
 from saferun.linux.limits import restore_files
@@ -86,7 +86,7 @@ class PreforkedProcesses:
             send_fds(connection, message, [stdout, stderr, error_write, *([stdin] if stdin else [])])
         except OSError:  # it was killed
             os.close(error_read)
-            _end(pid)
+            _end([pid])
             return None
         finally:
             os.close(error_write)
@@ -103,15 +103,17 @@ class PreforkedProcesses:
         """Kill and reap the unused ones."""
         pids = self.pids
         self.release()
-        for pid in pids:
-            _end(pid)
+        _end(pids)
 
 
-def _end(pid: int) -> None:
-    with suppress(ChildProcessError):  # already reaped; its pid may have been reused
-        if os.waitpid(pid, os.WNOHANG)[0] == 0:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+def _end(pids: Sequence[int]) -> None:
+    killed: set[int] = set()
+    for pid in pids:
+        with suppress(ChildProcessError):  # already reaped; its pid may have been reused
+            if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+    await_exits(killed, KILLED_S)
 
 
 def _fork_one() -> tuple[int, Socket]:

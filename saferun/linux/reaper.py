@@ -16,7 +16,7 @@ import struct
 import time
 
 from saferun.errors import suppress
-from saferun.linux.children import fork
+from saferun.linux.children import KILLED_S, await_exits, fork
 from saferun.linux.descriptors import close_all_but
 from saferun.linux.ownership import Identity
 from saferun.linux.prctl import set_name
@@ -123,7 +123,7 @@ class Reaper:
         self._write(_MADE, *which, name=os.fsencode(path))
 
     def dismiss(self) -> None:
-        """Let it exit, and wait for that. If the run has ended cleanly, it has nothing to do."""
+        """Let it exit, and wait for that, for a time. If the run has ended cleanly, it has nothing to do."""
         if not self.is_needed:
             self._write(_DISMISSED)
         fd, self._write_end = self._write_end, -1
@@ -135,7 +135,7 @@ class Reaper:
             while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
                 if time.monotonic() > give_up_at:  # it has been stopped
                     os.kill(self.pid, signal.SIGKILL)
-                    os.waitpid(self.pid, 0)
+                    await_exits({self.pid}, KILLED_S)
                     return
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _POLL_S)
