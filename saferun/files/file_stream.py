@@ -88,7 +88,7 @@ class FileStream:
 
     Args:
         path: the file.
-        number: the stream's.
+        number: the stream's; 0: there is none for it, and it is closed from the start.
         queue: leads to whoever writes it.
         must: whether it is never cut short: what is small and matters.
     """
@@ -102,8 +102,9 @@ class FileStream:
         self._lost_at = 0.0
         self._lost_why = _HUNG
         self._noted_bytes = 0  # lost, and noted in the file since it was asked last how much that is
-        self._is_open = True
-        queue.put(OPEN, number, json.dumps([path, how]).encode(), must=True)
+        self._is_open = number > 0
+        if self._is_open:
+            queue.put(OPEN, number, json.dumps([path, how]).encode(), must=True)
 
     @property
     def is_full(self) -> bool:

@@ -60,17 +60,18 @@ class _OpenFiles:
         return len(self._streams)
 
     def free_number(self) -> int:
-        """One that neither an open file has nor one that the writer still closes."""
+        """One that neither an open file has nor one that the writer still closes; 0: there is none left."""
         ring = self._queue.ring
         if not self._queue and ring.tail == ring.head:
             self._closing.clear()
         self._closing = {
             number: (path, end) for number, (path, end) in self._closing.items() if end is None or end > ring.tail
         }
-        while True:
+        for _ in range(STREAMS - 1):
             self._last = self._last % (STREAMS - 1) + 1
             if self._last not in self._streams and self._last not in self._closing:
                 return self._last
+        return 0
 
     def add(self, number: int, stream: FileStream, how: int) -> None:
         """A file is open."""
@@ -178,10 +179,11 @@ class WriterClient(PartBase):
         return self._inbox.outbox if self._inbox is not None else Outbox(-1, -1, -1)
 
     def open(self, path: str, how: int) -> FileStream:
-        """Open a file: see Files."""
+        """Open a file: see Files. One too many (the writer has hung for days) is closed at once."""
         number = self._files.free_number()
         stream = FileStream(path, number, self, how)
-        self._files.add(number, stream, how)
+        if number:
+            self._files.add(number, stream, how)
         return stream
 
     def ask(

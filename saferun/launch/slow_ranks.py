@@ -290,6 +290,8 @@ class SlowRankWatch:
 
     def _write_table(self, stragglers: Stragglers) -> None:
         """Write what ``saferunctl status`` shows of ranks that are compared by their recorders, if any are."""
+        if self._context.launch.run_dir.files.is_stalled:
+            return  # the next one replaces it, and all of them would wait in memory
         now = time.monotonic()
         if self._recorded not in {None, stragglers} and self._recorded.counts(now, self._recorded.window_s):
             return

@@ -480,3 +480,13 @@ def test_a_comparison_that_is_given_up_leaves_no_descriptor_open(monkeypatch: py
     slow._watch, slow._beside, slow._rounds = watch, None, None
     slow.disable()
     assert len(open_descriptors()) == before
+
+
+@pytest.mark.parametrize("is_stalled", [False, True])
+def test_the_table_is_written_only_while_files_are(*, is_stalled: bool) -> None:
+    """Of a run directory that does not answer for days, thousands of tables waited in memory."""
+    context = Mock()
+    context.launch.config.watch.slow_window_s, context.launch.config.watch.slow_dumps_s = WINDOW_S, 0.0
+    context.launch.run_dir.files.is_stalled = is_stalled
+    SlowRankWatch(context, Mock())._write_table(Stragglers(WINDOW_S, 2))
+    assert context.launch.run_dir.write_json.called is not is_stalled

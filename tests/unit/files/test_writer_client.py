@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from pathlib import Path
+
 import pytest
 
-from saferun.files.writer_client import HeldUp
+from saferun.files import writer_client
+from saferun.files.file_stream import WHOLE
+from saferun.files.writer_client import HeldUp, WriterClient
+from saferun.linux.poller import Poller
 
 MIB = 1 << 20
 
@@ -41,3 +49,34 @@ def test_a_slow_minute_is_forgotten_once_all_is_written() -> None:
     assert not held.is_too_slow(5.9, 2000)
     held.note(6.1, is_held=True)
     assert held.is_too_slow(6.1, 2000)
+
+
+def test_files_that_are_opened_and_closed_while_the_writer_hangs_run_out_and_hold_up_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A job may train for days while the file system of its run directory is dead."""
+    monkeypatch.setattr(writer_client, "STREAMS", 8)
+    poller = Poller()
+    writer = WriterClient(print, ring_bytes=4096)
+    writer.attach(poller)
+    (pid,) = writer.pids
+    os.kill(pid, signal.SIGSTOP)
+    for number in range(50):
+        file = writer.open(str(tmp_path / f"{number}.json"), WHOLE)
+        file.write(bytes(1000))
+        file.close()
+    os.kill(pid, signal.SIGCONT)
+    give_up_at = time.monotonic() + 60
+    while not (tmp_path / "after").exists():
+        assert time.monotonic() < give_up_at
+        writer.tick(time.monotonic())
+        poller.wait(0.01)
+        file = writer.open(str(tmp_path / "after"), WHOLE)
+        file.write(b"x")
+        file.close()
+    writer.discard()
+    assert writer._inbox is not None
+    writer._inbox.close()
+    poller.close()
+    assert len((tmp_path / "0.json").read_bytes()) == 1000
+    assert not (tmp_path / "49.json").exists()
