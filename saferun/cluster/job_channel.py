@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.cluster.end_answers import EndAnswers
@@ -83,6 +83,7 @@ class JobChannel:
         self._task_sockets: TaskSockets | None = None
         self._task_path = ""
         self._head_pid = 0  # of the process to whose coordinator there is, or was, a connection
+        self._head_path = ""  # where that was
         self._retry_s = _FIRST_RETRY_S
         self._name: OwnName | None = None  # the question whether the endpoint's name is this host's
         self._on_found: Callable[[], None] | None = None
@@ -248,7 +249,7 @@ class JobChannel:
         if self.is_head or self.client.is_open or self._is_closed:
             self._retry_at = None
             return
-        if self._connect():
+        if self._task_sockets is not None and self._connect(self._task_sockets.paths()):
             self._retry_at = None
         elif has_ended(self._head_pid):
             self._retry_at = None
@@ -257,21 +258,25 @@ class JobChannel:
             self._retry_at = now + self._retry_s
             self._retry_s = min(self._retry_s * 1.5, _LAST_RETRY_S)
 
-    def _connect(self) -> bool:
+    def _connect(self, paths: Iterable[str]) -> bool:
         """Connect to the coordinator of the host's head, if that is there."""
-        paths = self._task_sockets.paths() if self._task_sockets is not None else ()
-        connections = (connect_to_task(path, self._poller) for path in paths)
-        found = next((connection for connection in connections if connection is not None), None)
-        if found is None:
-            return False
-        self._head_pid = found.pid
-        self.client.attach(found.lines)
-        return True
+        for path in paths:
+            found = connect_to_task(path, self._poller)
+            if found is not None:
+                self._head_pid, self._head_path = found.pid, path
+                self.client.attach(found.lines)
+                return True
+        return False
 
     def _connect_again(self) -> bool:
-        """The same after the connection was lost."""
+        """The same after the connection was lost, and ranks run.
+
+        No directory is searched: one of them may be on a file system that does not answer.
+        """
         self._retry_at = None
-        return not self._is_closed and (self.client.is_open or self._connect())
+        return not self._is_closed and (
+            self.client.is_open or (self._head_path != "" and self._connect([self._head_path]))
+        )
 
     def _wait_for_name(self, now: float) -> None:
         """Say what is waited for, as the coordinator would; give up after the time that it would wait."""

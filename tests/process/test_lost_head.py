@@ -123,6 +123,28 @@ def test_who_lives_is_connected_to_again(head: Head, task: Task) -> None:
     assert task.channel.client.is_open
 
 
+def test_who_is_connected_to_again_is_not_searched_for(
+    head: Head, task: Task, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The ranks run: a directory in which it could be, and is not, may be on a file system that does not answer."""
+    searched: list[str] = []
+    check = task_sockets._check
+
+    def note(directory: str) -> None:
+        searched.append(directory)
+        check(directory)
+
+    monkeypatch.setattr(task_sockets, "_check", note)
+    task.channel.open()
+    assert len(searched) == 1
+    monkeypatch.setattr(task_sockets, "_bases", lambda: ["/frozen", str(tmp_path)])
+    accepted, _ = head.inherited.accept()
+    accepted.close()
+    task.poller.wait(5)
+    assert task.channel.client.is_open
+    assert len(searched) == 1
+
+
 def test_who_has_not_come_yet_is_waited_for(task: Task) -> None:
     task.channel.send(JOIN)
     task.channel.open()
