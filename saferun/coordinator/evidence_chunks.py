@@ -80,7 +80,8 @@ class ChunkReader:
         self._limit_bytes = limit_bytes
         self._deliver = deliver
         self._is_busy = is_busy
-        self._names: dict[tuple[int, int], set[str]] = {}
+        self._names: dict[tuple[int, int], dict[str, bool]] = {}  # of each task, oldest first: whether it has been read
+        self._lock = threading.Lock()
         self._waiting: queue.SimpleQueue[tuple[int, int, str] | None] = queue.SimpleQueue()
 
     def start(self) -> None:
@@ -88,12 +89,17 @@ class ChunkReader:
         threading.Thread(target=self._run, daemon=True).start()
 
     def announce(self, host: int, task: int, name: str) -> None:
-        """A chunk is in the store. Each is read once, and of each task so many at most."""
-        names = self._names.setdefault((host, task), set())
-        if 0 <= task < MOST_TASKS and is_chunk_name(name) and name not in names and len(names) < _MOST_NAMES:
-            if name.startswith(ASKED_CHUNK):  # only the newest of them is remembered
-                names -= {other for other in names if other.startswith(ASKED_CHUNK)}
-            names.add(name)
+        """A chunk is in the store. Each is read once, and of each task so many at most wait to be read."""
+        if not (0 <= task < MOST_TASKS and is_chunk_name(name)):
+            return
+        with self._lock:
+            names = self._names.setdefault((host, task), {})
+            if name in names or not _has_room(names):
+                return
+            if name.startswith(ASKED_CHUNK):
+                for other in [other for other in names if other.startswith(ASKED_CHUNK)]:
+                    del names[other]
+            names[name] = False
             self._waiting.put((host, task, name))
 
     def close(self) -> None:
@@ -106,6 +112,10 @@ class ChunkReader:
                 time.sleep(_PAUSE_S)
             key = chunk_key(self._prefix, *part)
             text = self._read(key)
+            with self._lock:
+                names = self._names[part[:2]]
+                if part[2] in names:
+                    names[part[2]] = True
             if text is not None and len(text) <= self._limit_bytes:
                 self._deliver(*part, text.decode(errors="replace"))
 
@@ -123,3 +133,14 @@ class ChunkReader:
                 continue
             return text
         return None
+
+
+def _has_room(names: dict[str, bool]) -> bool:
+    """Whether one more name can be remembered. For it the oldest is forgotten, if it has been read."""
+    if len(names) < _MOST_NAMES:
+        return True
+    oldest = next(iter(names))
+    if not names[oldest]:
+        return False
+    del names[oldest]
+    return True

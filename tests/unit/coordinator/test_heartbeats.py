@@ -233,6 +233,23 @@ def test_what_users_ask_for_leaves_room_for_the_evidence_of_a_failure() -> None:
     assert read == [(1, 0, "end", "seen")]
 
 
+def test_the_evidence_of_a_failure_is_read_after_thousands_of_other_chunks() -> None:
+    """A job may report hangs for weeks before it fails. What has been read is forgotten, oldest first."""
+    store = Store()
+    names = [*(f"hang-{i}" for i in range(2500)), "end"]
+    with reading(store) as (reader, read, changed):
+        for count, name in enumerate(names, 1):
+            store.put(chunk_key("a0/", 1, 0, name), "seen")
+            reader.announce(1, 0, name)
+            with changed:
+                assert changed.wait_for(lambda count=count: len(read) == count, DEADLINE_S), (name, len(read))  # type: ignore[misc]
+            reader.announce(1, 0, name)
+        assert reader._waiting.qsize() == 0
+        assert len(reader._names[1, 0]) <= 1000
+    assert [part[2] for part in read] == names
+    assert not [key for key in store.keys if "chunk" in key]
+
+
 def test_a_connection_that_breaks_is_not_the_end_of_reading() -> None:
     """What lies in the store is read by another one."""
     store = Store()
