@@ -16,7 +16,7 @@ from saferun.coordinator.control_search import JOB_KEY
 from saferun.coordinator.dial import addresses_elsewhere
 from saferun.coordinator.evidence_chunks import ChunkReader, chunk_key, is_chunk_name, write_chunk
 from saferun.coordinator.heartbeats import HeartbeatMonitor, Heartbeats
-from saferun.coordinator.job_log import ANSWERS, JobLog
+from saferun.coordinator.job_log import QUERIES, JobLog
 from saferun.coordinator.liveness import Liveness, OwnSupervisor
 from saferun.coordinator.liveness_probe import SilenceReason
 from saferun.coordinator.prefix_store import PrefixStore
@@ -257,7 +257,7 @@ class CoordinatorAttempt:
         self._is_called_off = (self._is_called_off or message["kind"] == "request") and message["kind"] != "decision"
         fields = {"op": "entry", "attempt": self.number, "k": k, "received": time.time(), "message": message}
         with self._entry_lock:
-            if self._entries is not None and message["kind"] not in ANSWERS:
+            if self._entries is not None and message["kind"] not in QUERIES:
                 self._entries.append(fields)
             self._tasks.send_all(fields)
 

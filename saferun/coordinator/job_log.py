@@ -5,7 +5,8 @@ the next one; who is not reads the message of the winner, and tries the one afte
 message moot. So when all hosts see the same failure at once, each asks the store once and gets the first message.
 
 An entry is JSON: ``h`` the host that wrote it, ``n`` a number unique to that host, ``m`` the message; or ``{"end":
-true}``, after which nothing more comes. What only the leader may send counts only as an entry of host 0.
+true}``, after which nothing more comes; or ``{"old": true}``, which stands for nothing: what was there is of no use any
+more. What only the leader may send counts only as an entry of host 0.
 """
 
 from __future__ import annotations
@@ -39,10 +40,14 @@ _LONGEST_MESSAGE = 200
 # Of what users ask for again and again while the store does not answer; for what ends the attempt there is room.
 _MOST_UNWRITTEN = 1000
 _ROOM_FOR_ENDS = 100
-# Answers to users. In the store all but the newest ones are emptied, however often users ask.
+# What users ask for, however often, and the leader if a host is in doubt. In the store all but the newest are emptied.
 ANSWERS = frozenset({"asked_answer", "table"})
+QUESTIONS = frozenset({"asked", "asked_elsewhere", "status", "table_wanted", "watch"})
+QUERIES = ANSWERS | QUESTIONS
 _KEPT_ANSWERS = 8
+_KEPT_QUESTIONS = 32
 _END = '{"end": true}'
+_EMPTIED = '{"old": true}'
 # The kind of what is reported for an entry that cannot be read. No host writes it.
 _MALFORMED = "malformed"
 
@@ -85,7 +90,7 @@ class JobLog:
         self._is_resumed = is_resumed
         self._in_log: set[str] = set()  # this host's messages, where a process before this one has appended some
         self._repeated: set[str] = set()  # the entries that may be among them
-        self._answers: deque[tuple[int, str]] = deque()  # this host's: where each is, and what is left of it
+        self._kept: dict[str, deque[int]] = {}  # this host's questions and answers: where the newest of each kind are
 
     def start(self) -> None:
         """Read and append, with the channel's connections of now."""
@@ -223,18 +228,16 @@ class JobLog:
             found = client.create(f"{self._prefix}log/{k}", entry)
             self._take(k, found)
             if found == entry.encode():
-                if kind in ANSWERS:
-                    self._keep_newest(client, k, entry)
+                if kind in QUERIES:
+                    self._keep_newest(client, kind, k)
                 return
 
-    def _keep_newest(self, client: Any, k: int, entry: str) -> None:  # noqa: ANN401
-        """Entries stay in the store for as long as the attempt lasts: of old answers, hardly anything does."""
-        whole = json.loads(entry)
-        message = {name: value if isinstance(value, int | str) else None for name, value in whole["m"].items()}
-        self._answers.append((k, json.dumps({**whole, "m": message})))
-        if len(self._answers) > _KEPT_ANSWERS:
-            older, emptied = self._answers.popleft()
-            client.set(f"{self._prefix}log/{older}", emptied)
+    def _keep_newest(self, client: Any, kind: str, k: int) -> None:  # noqa: ANN401
+        """Entries stay in the store for as long as the attempt lasts: of old questions and answers, hardly anything."""
+        kept = self._kept.setdefault(kind, deque())
+        kept.append(k)
+        if len(kept) > (_KEPT_ANSWERS if kind in ANSWERS else _KEPT_QUESTIONS):
+            client.set(f"{self._prefix}log/{kept.popleft()}", _EMPTIED)
 
     def _take(self, k: int, value: bytes) -> None:
         """The entry ``k``, by whichever way it came first."""
@@ -242,8 +245,8 @@ class JobLog:
             if k != self._count:
                 return
             self._count += 1
-            if value == FORGED:
-                return  # counted where signatures are checked; the next entry may be a true one
+            if value in {FORGED, _EMPTIED.encode()}:
+                return  # what is forged is counted where signatures are checked; the next entry may be a true one
             message = self._message_of(value)
             if message is None:
                 return
@@ -271,7 +274,7 @@ class JobLog:
                 self._ended = True
                 return None
             host = number(entry["h"], 0, MOST_HOSTS)
-            if self._is_resumed and host == self._host:
+            if self._is_resumed and host == self._host and value not in self._own:
                 self._in_log.add(json.dumps(entry["m"], sort_keys=True))
             message: dict[str, Any] = {**entry["m"], "host": host}
             kind = message["kind"]

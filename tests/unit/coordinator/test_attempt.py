@@ -11,6 +11,7 @@ import pytest
 from saferun.coordinator import attempt
 from saferun.coordinator.assignments import HostRecord, TaskRecord
 from saferun.coordinator.attempt import CoordinatorAttempt
+from saferun.coordinator.job_log import QUERIES
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
 
@@ -82,7 +83,7 @@ def test_a_leader_that_cannot_connect_to_its_own_store_tries_again(
     assert len(Part.started) == 3
 
 
-def test_a_coordinator_that_has_replaced_another_keeps_no_answers_to_users() -> None:
+def test_a_coordinator_that_has_replaced_another_keeps_nothing_that_users_ask_for() -> None:
     """They come as often as users ask, for as long as the attempt lasts: a task that rejoins gets all other entries."""
     assignment = SimpleNamespace(
         attempt=0, host=1, leader_name="node1", leader_addresses=("10.0.0.1",), members=2, chunk_limit_bytes=1
@@ -93,9 +94,13 @@ def test_a_coordinator_that_has_replaced_another_keeps_no_answers_to_users() -> 
     own = HostRecord("node2", (TaskRecord(1, "default", 7),) * 2)
     tasks = SimpleNamespace(send_all=sent.append)
     resumed = CoordinatorAttempt(result, rdzv, own, tasks, is_resumed=True)  # type: ignore[arg-type]
-    for k, kind in enumerate(["request", "table", "asked_answer", "cause"]):
+    for k, kind in enumerate(["request", *sorted(QUERIES), "cause"]):
         resumed._on_entry(k, {"kind": kind})
-    assert [message["k"] for message in sent] == [0, 1, 2, 3]
+    assert [message["k"] for message in sent] == [*range(len(QUERIES) + 2)]
     heard: list[dict[str, Any]] = []
     resumed.welcome(SimpleNamespace(send=heard.append), 1)  # type: ignore[arg-type]
-    assert [(message["op"], message.get("k")) for message in heard] == [("resumed", None), ("entry", 0), ("entry", 3)]
+    assert [(message["op"], message.get("k")) for message in heard] == [
+        ("resumed", None),
+        ("entry", 0),
+        ("entry", len(QUERIES) + 1),
+    ]

@@ -12,7 +12,7 @@ import pytest
 
 from saferun.coordinator.evidence_chunks import ChunkReader
 from saferun.coordinator.heartbeats import read_state
-from saferun.coordinator.job_log import JobLog
+from saferun.coordinator.job_log import ANSWERS, QUESTIONS, JobLog
 from saferun.coordinator.store_client import StoreBrokenError
 from tests.unit.coordinator.fake_store import DEADLINE_S, Line, Store
 
@@ -176,22 +176,56 @@ def test_what_somebody_else_writes_in_the_leader_s_name_is_ignored_by_the_leader
     hearing.line.close()
 
 
-@pytest.mark.parametrize("kind", ["table", "asked_answer"])
-def test_answers_to_users_do_not_fill_the_store(kind: str) -> None:
-    """A user may ask every second for weeks. Whoever reads an old one late passes over it, and reads the newest."""
+@pytest.mark.parametrize(
+    ("kind", "kept"), [*((kind, 8) for kind in sorted(ANSWERS)), *((kind, 32) for kind in sorted(QUESTIONS))]
+)
+def test_what_users_ask_and_the_answers_do_not_fill_the_store(kind: str, kept: int) -> None:
+    """A user may ask every second for weeks. Whoever reads an old entry late passes over it, and reads the newest."""
     store = Store()
     hearing = Hearing(store, 0)
-    for number in range(50):
-        hearing.log.append({"kind": kind, "answer": {"n": number, "text": "x" * 10_000}, "attempt": 0})
+    for number in range(100):
+        hearing.log.append({"kind": kind, "n": number, "answer": {"text": "x" * 10_000}, "attempt": 0})
     hearing.log.append({"kind": "notice", "text": "all are there"})
-    hearing.until(*[kind] * 50, "notice")
+    hearing.until(*[kind] * 100, "notice")
     late = Hearing(store, 1)
-    late.until(*[kind] * 50, "notice")
-    assert late.told[0] == {"kind": kind, "answer": None, "attempt": 0, "host": 0}
-    assert [message["answer"]["n"] for message in late.told[:50] if message["answer"]] == [*range(42, 50)]
-    assert sum(map(len, store.keys.values())) < 100_000
+    late.until(*[kind] * kept, "notice")
+    assert [message["n"] for message in late.told[:kept]] == [*range(100 - kept, 100)]
+    assert sum(map(len, store.keys.values())) < kept * 10_100 + 100 * 20
     hearing.line.close()
     late.line.close()
+
+
+def test_one_kind_of_question_does_not_empty_those_of_another() -> None:
+    """Many users may watch the ranks, while one wants to see their stacks."""
+    store = Store()
+    hearing = Hearing(store, 0)
+    hearing.log.append({"kind": "asked", "n": 1, "wanted": {"stacks": True}, "attempt": 0})
+    for number in range(100):
+        hearing.log.append({"kind": "status", "n": number, "attempt": 0})
+    hearing.until("asked", *["status"] * 100)
+    late = Hearing(store, 1)
+    late.until("asked", *["status"] * 32)
+    assert late.told[0]["wanted"] == {"stacks": True}
+    hearing.line.close()
+    late.line.close()
+
+
+def test_a_coordinator_that_has_replaced_another_reads_no_old_questions_and_remembers_none_of_its_own() -> None:
+    """It reads the log from the beginning, and asks for its users from then on."""
+    store = Store()
+    before = Hearing(store, 1)
+    for number in range(100):
+        before.log.append({"kind": "asked_elsewhere", "wanted": number, "attempt": 0})
+    before.log.append(TROUBLE)
+    before.until(*["asked_elsewhere"] * 100, "abort")
+    before.line.close()
+    successor = Hearing(store, 1, is_resumed=True)
+    successor.until(*["asked_elsewhere"] * 32, "abort")
+    for number in range(100):
+        successor.log.append({"kind": "asked_elsewhere", "wanted": 100 + number, "attempt": 0})
+    successor.until(*["asked_elsewhere"] * 32, "abort", *["asked_elsewhere"] * 100)
+    assert len(successor.log._in_log) == 33
+    successor.line.close()
 
 
 def test_what_the_leader_says_and_gets_no_answer_to_is_said_once() -> None:
