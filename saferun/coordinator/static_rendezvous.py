@@ -365,6 +365,8 @@ class StaticRendezvous:
     def _follow(self, rdzv: RendezvousRound, host: int) -> RendezvousResult:
         if self._client is None:
             self._client = self._finder.find(rdzv)
+        elif self._round >= 0:
+            self._client = self._renewed(self._client)
         own = rdzv.wait_for_tasks()
         number = self._round = self._wait_for_round(self._client, rdzv)
         assignment = None
@@ -382,6 +384,18 @@ class StaticRendezvous:
         prefix, finder = attempt_prefix(assignment.attempt), self._finder
         address = finder.master_addr or rdzv.master_addr
         return RendezvousResult(assignment, self._control, finder.job, prefix, [], address, finder.port)
+
+    def _renewed(self, client: StoreClient) -> StoreClient:
+        """Another connection to the same place: this one was idle, so that a firewall may have forgotten it.
+
+        Where none can be made, the old one shows whether the store is gone: a closed connection is an error at once.
+        """
+        try:
+            another = client.another()
+        except StoreBrokenError:
+            return client
+        client.end()
+        return another
 
     def _wait_for_round(self, client: StoreClient, rdzv: RendezvousRound) -> int:
         """The number of the rendezvous that this host can take part in."""

@@ -8,10 +8,12 @@ is bounded.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import select
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -309,3 +311,34 @@ def count_operations(host: Host) -> int:
     host.send("counts")
     operations: int = host.expect("counts")["operations"]
     return operations
+
+
+def connections_to(pid: int, port: int) -> Iterator[socket.socket]:
+    """All connections of a process to a port, one after the other, as this process has them for a moment."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError, IndexError):
+                if not os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
+                    continue
+                with socket.socket(fileno=_stolen(pidfd, int(name))) as connection:
+                    if connection.getpeername()[1] == port:
+                        yield connection
+    finally:
+        os.close(pidfd)
+
+
+def silence(connection: socket.socket) -> None:
+    """Let nothing arrive on a connection any more, as behind a firewall that has forgotten it."""
+    drop_all = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))  # BPF_RET, 0 bytes
+    program = struct.pack("@HP", 1, ctypes.addressof(drop_all))
+    so_attach_filter = 26
+    connection.setsockopt(socket.SOL_SOCKET, so_attach_filter, program)
+
+
+def _stolen(pidfd: int, fd: int) -> int:
+    pidfd_getfd = 438
+    stolen = ctypes.CDLL(None, use_errno=True).syscall(pidfd_getfd, pidfd, fd, 0)
+    if stolen < 0:
+        raise OSError(ctypes.get_errno(), "pidfd_getfd")
+    return int(stolen)

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.breadth import slow_but
-from tests.torch.coordinating import DECISION, TROUBLE, count_operations, hosts, join_all, port_of, states_until, until
+from tests.torch.coordinating import (
+    DECISION,
+    TROUBLE,
+    connections_to,
+    count_operations,
+    hosts,
+    join_all,
+    port_of,
+    states_until,
+    until,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -190,29 +200,8 @@ def test_a_connection_that_something_between_has_cut_is_made_anew() -> None:
 
 def cut_connections(pid: int, port: int) -> None:
     """Shut down all connections of a process to a port, from outside."""
-    pidfd = os.pidfd_open(pid)
-    try:
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            try:
-                if not os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
-                    continue
-                with socket.socket(fileno=_stolen(pidfd, int(name))) as connection:
-                    if connection.getpeername()[1] == port:
-                        connection.shutdown(socket.SHUT_RDWR)
-            except (OSError, IndexError):
-                continue
-    finally:
-        os.close(pidfd)
-
-
-def _stolen(pidfd: int, fd: int) -> int:
-    import ctypes
-
-    pidfd_getfd = 438
-    stolen = ctypes.CDLL(None, use_errno=True).syscall(pidfd_getfd, pidfd, fd, 0)
-    if stolen < 0:
-        raise OSError(ctypes.get_errno(), "pidfd_getfd")
-    return int(stolen)
+    for connection in connections_to(pid, port):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def test_the_leader_can_have_a_host_knocked_at() -> None:

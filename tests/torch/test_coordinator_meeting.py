@@ -11,12 +11,14 @@ from tests.torch.coordinating import (
     DECISION,
     TROUBLE,
     Host,
+    connections_to,
     hosts,
     join_all,
     joining,
     listening,
     port_of,
     ranks_store,
+    silence,
     until,
     until_words,
 )
@@ -246,6 +248,22 @@ def test_the_next_attempt_has_an_empty_ranks_store_on_the_same_port() -> None:
         job[1].send("append", attempt=0, message=TROUBLE)
         job[1].send("append", attempt=1, message=TROUBLE)
         assert [host.expect("entry")["attempt"] for host in job] == [1, 1]
+
+
+def test_hosts_meet_again_after_a_firewall_has_forgotten_their_idle_connections() -> None:
+    """Without a word: what is sent on such a connection is never answered. Others are kept alive by heartbeats."""
+    with hosts("node1", "node2") as job:
+        join_all(job)
+        job[1].send("append", attempt=0, message={"kind": "checkpoint"})
+        job[1].expect("entry")
+        silent = [silence(one) for one in connections_to(job[1].process.pid, job[0].control_port)]
+        assert len(silent) > 2
+        job[0].send("append", attempt=0, message={**DECISION, "next": "restart"})
+        for host in job:
+            host.expect("entry")  # by the channel, which is made again
+            host.send("ack", attempt=0)
+        second = join_all(job, attempt=1, restarts=1, timeout_s=15.0)
+        assert [message["attempt"] for message in second] == [1, 1]
 
 
 def test_a_host_that_was_started_again_joins_the_next_attempt() -> None:
