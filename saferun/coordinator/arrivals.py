@@ -1,10 +1,17 @@
-"""Who waits in a rendezvous whose own state says only how many: names, noted beside it in the same store."""
+"""Who waits in a rendezvous whose own state says only how many: names, noted beside it in the same store.
+
+They are for messages only, so a store that does not answer is not waited for: the rendezvous goes on without them.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
 
 from saferun.cluster.join_messages import EndNote
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
@@ -17,68 +24,81 @@ _LONGEST_NAME = 255
 _MOST_SHOWN = 16
 _LONGEST_NOTE = 16 << 10
 _PAUSE_S = 0.1
+# A firewall may forget a connection on which nothing is sent for minutes, without a word.
+_LONGEST_IDLE_S = 30.0
+# How long an answer is waited for. The names of thousands of hosts take the longest.
+_WRITE_S = 2.0
+_READ_S = 5.0
+# So many requests may wait for an answer that does not come: each has a thread and a connection.
+_MOST_UNANSWERED = 4
+
+_T = TypeVar("_T")
 
 
 class Arrivals:
     """The hosts that wait at this moment.
 
     Args:
-        client: to the rendezvous' store.
+        client: to the rendezvous' store. It is left to the rendezvous: others are made to the same place.
         run_id: the job's.
         name: this host's.
     """
 
     def __init__(self, client: StoreClient, run_id: str, name: str) -> None:
-        self._client = client
+        self._first = client
+        self._client: StoreClient | None = None
+        self._used_at = -math.inf
+        self._unanswered: list[threading.Thread] = []
         self._prefix = f"saferun/{run_id}/"
         self._name = name[:_LONGEST_NAME]
         self._number: int | None = None
 
     def arrive(self) -> None:
         """This host waits from now on."""
-        try:
-            if self._number is None:
-                self._number = self._client.add(f"{self._prefix}hosts", 1) - 1
-            self._client.set(f"{self._prefix}here/{self._number}", self._name)
-        except StoreBrokenError:
-            # The rendezvous itself will report it.
-            pass
+
+        def arrive(client: StoreClient) -> int:
+            number = self._number if self._number is not None else client.add(f"{self._prefix}hosts", 1) - 1
+            client.set(f"{self._prefix}here/{number}", self._name)
+            return number
+
+        self._number = self._ask(arrive, self._number, _WRITE_S)
 
     def depart(self) -> None:
         """It does not wait any more."""
-        try:
-            if self._number is not None:
-                self._client.delete(f"{self._prefix}here/{self._number}")
-        except StoreBrokenError:
-            pass
+        if self._number is not None:
+            key = f"{self._prefix}here/{self._number}"
+            self._ask(lambda client: client.delete(key), False, _WRITE_S)
 
     def names(self) -> list[str]:
         """Those who wait, this host included."""
+        return self._ask(self._read_names, [], _READ_S)
+
+    def _read_names(self, client: StoreClient) -> list[str]:
         names: list[str] = []
-        try:
-            count = min(_MOST_HOSTS, self._client.add(f"{self._prefix}hosts", 0))
-            for number in range(count):
-                name = self._client.find(f"{self._prefix}here/{number}")
-                if name is not None:
-                    names.append(printable(name.decode(errors="replace")))
-        except (StoreBrokenError, ValueError):
-            pass
+        count = min(_MOST_HOSTS, client.add(f"{self._prefix}hosts", 0))
+        for number in range(count):
+            name = client.find(f"{self._prefix}here/{number}")
+            if name is not None:
+                names.append(printable(name.decode(errors="replace")))
         return [name[:_LONGEST_NAME] for name in dict.fromkeys(names)]
 
     def note_end(self, note: EndNote) -> None:
         """Tell those who wait that a user has ended the job: their rendezvous is going to be closed."""
-        try:
-            self._client.set(f"{self._prefix}end", json.dumps(note._asdict()))
-        except StoreBrokenError:
-            pass
+
+        def note_end(client: StoreClient) -> bool:
+            client.set(f"{self._prefix}end", json.dumps(note._asdict()))
+            return client.check(f"{self._prefix}end")
+
+        self._ask(note_end, False, _WRITE_S)
 
     def find_end(self) -> EndNote | None:
         """Who has ended the job; None: no user, as far as is known."""
-        try:
-            stored = self._client.find(f"{self._prefix}end", longest=_LONGEST_NOTE)
+
+        def find_end(client: StoreClient) -> EndNote | None:
+            stored = client.find(f"{self._prefix}end", longest=_LONGEST_NOTE)
             return fit(EndNote, loads(stored, longest=_LONGEST_NOTE)) if stored is not None else None
-        except (StoreBrokenError, *MALFORMED):
-            return None
+
+        return self._ask(find_end, None, _READ_S)
 
     def await_departures(self, timeout_s: float) -> None:
         """Return when no other host waits any more, or the time is over."""
@@ -87,12 +107,38 @@ class Arrivals:
             time.sleep(_PAUSE_S)
 
     def _others_wait(self) -> bool:
-        try:
-            count = min(_MOST_HOSTS, self._client.add(f"{self._prefix}hosts", 0))
+        def others_wait(client: StoreClient) -> bool:
+            count = min(_MOST_HOSTS, client.add(f"{self._prefix}hosts", 0))
             numbers = (number for number in range(count) if number != self._number)
-            return any(self._client.check(f"{self._prefix}here/{number}") for number in numbers)
-        except (StoreBrokenError, ValueError):
-            return False
+            return any(client.check(f"{self._prefix}here/{number}") for number in numbers)
+
+        return self._ask(others_wait, False, _WRITE_S)
+
+    def _ask(self, do: Callable[[StoreClient], _T], otherwise: _T, timeout_s: float) -> _T:
+        """The store's answer; ``otherwise`` where there is none in time, or one that makes no sense."""
+        found: list[_T] = []
+
+        def ask() -> None:
+            with suppress(StoreBrokenError, ValueError, *MALFORMED):
+                found.append(do(self._connected()))
+
+        self._unanswered = [thread for thread in self._unanswered if thread.is_alive()]
+        if len(self._unanswered) >= _MOST_UNANSWERED:
+            return otherwise
+        with suppress(RuntimeError):  # no thread can be started now
+            thread = threading.Thread(target=ask, daemon=True)
+            thread.start()
+            thread.join(timeout_s)
+            if thread.is_alive():
+                self._unanswered.append(thread)
+        answers = found[:1]
+        self._used_at = time.monotonic() if answers else -math.inf
+        return answers[0] if answers else otherwise
+
+    def _connected(self) -> StoreClient:
+        if self._client is None or time.monotonic() - self._used_at > _LONGEST_IDLE_S:
+            self._client = self._first.another()
+        return self._client
 
 
 def waiting_text(names: Sequence[str], least: int, most: int, expected: Sequence[str]) -> str:

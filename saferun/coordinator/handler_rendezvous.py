@@ -221,7 +221,7 @@ class HandlerRendezvous:
         else:
             client = self._find(rdzv, *rdzv.endpoint_address)
             wait_as_torch_does(client.store, rdzv.request.connect_s)
-        self._arrivals = Arrivals(client.another(), rdzv.run_id, rdzv.name)
+        self._arrivals = Arrivals(client, rdzv.run_id, rdzv.name)
         backend = c10d_rendezvous_backend.C10dRendezvousBackend(client.store, rdzv.run_id)
         return self._pace.apply(dynamic_rendezvous.create_handler(client.store, backend, parameters))
 

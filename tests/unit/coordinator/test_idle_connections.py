@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from saferun.cluster.join_messages import EndNote
+from saferun.coordinator import arrivals, handler_rendezvous
+from saferun.coordinator.arrivals import Arrivals
+from saferun.coordinator.handler_rendezvous import HandlerRendezvous
 from saferun.coordinator.static_rendezvous import StaticRendezvous
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+from tests.unit.coordinator.fake_store import DEADLINE_S, Client, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
@@ -28,3 +39,130 @@ def test_a_connection_that_was_idle_is_kept_only_where_no_other_can_be_made(
     found = StaticRendezvous(stores)._renewed(idle)
     assert found is (idle if is_refused else made)
     assert (idle.store is None) is not is_refused
+
+
+class Way:
+    """A firewall before a store, which forgets connections: on those, no answer comes."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.made: list[Connection] = []
+        self.lets_in = True  # connections that are made from now on
+        self.is_over = threading.Event()
+
+    def connect(self) -> Connection:
+        self.made.append(Connection(self))
+        return self.made[-1]
+
+    def forget(self) -> None:
+        """All connections that there are."""
+        for connection in self.made:
+            connection.is_forgotten = True
+
+
+class Connection(Client):
+    """One connection."""
+
+    def __init__(self, way: Way) -> None:
+        super().__init__(way.store)
+        self.is_forgotten = not way.lets_in
+        self._way = way
+
+    def another(self) -> Connection:
+        return self._way.connect()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in {"add", "set", "delete", "check", "find"} and self.is_forgotten:
+            self._way.is_over.wait(DEADLINE_S)
+        return super().__getattribute__(name)
+
+
+@pytest.fixture(name="way")
+def _way() -> Iterator[Way]:
+    way = Way()
+    yield way
+    way.is_over.set()
+
+
+def within(seconds: float, do: Callable[[], Any]) -> Any:
+    """What a call returns, which may take so long."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(do()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert found, "it waits for an answer"
+    return found[0]
+
+
+def test_the_names_of_those_who_wait_are_read_by_a_connection_that_was_not_idle(
+    monkeypatch: pytest.MonkeyPatch, way: Way
+) -> None:
+    """They are asked for as the hosts meet again, hours after the last time."""
+    now = [1000.0]
+    monkeypatch.setattr(arrivals, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+    first, second = (Arrivals(way.connect(), "job", name) for name in ("node1", "node2"))  # type: ignore[arg-type]
+    for _ in range(3):
+        for one in (first, second):
+            within(2.0, one.arrive)
+        assert within(2.0, first.names) == ["node1", "node2"]
+        for one in (first, second):
+            within(2.0, one.depart)
+        assert within(2.0, second.names) == []
+        way.forget()
+        now[0] += 3600.0
+    note = EndNote("saferunctl kill by ada", at_once=False)
+    within(2.0, lambda: first.note_end(note))
+    assert within(2.0, second.find_end) == note
+
+
+def test_a_connection_is_used_again_while_it_is_in_use(way: Way) -> None:
+    """Every connection is one more for the store."""
+    one = Arrivals(way.connect(), "job", "node1")  # type: ignore[arg-type]
+    one.arrive()
+    for _ in range(10):
+        assert one.names() == ["node1"]
+    one.depart()
+    assert len(way.made) == 2
+
+
+def test_hosts_meet_without_names_where_the_store_does_not_answer(monkeypatch: pytest.MonkeyPatch, way: Way) -> None:
+    """Torch's own connection may be there when no other one is let in; names are for messages."""
+    for limit in ("_WRITE_S", "_READ_S"):
+        monkeypatch.setattr(arrivals, limit, 0.05, raising=False)
+    monkeypatch.setattr(handler_rendezvous, "_RECHECK_S", 0.01)
+    stores: Any = SimpleNamespace(store_class=object)
+    rendezvous = HandlerRendezvous(stores, -1)
+    way.lets_in = False
+    rendezvous._arrivals = Arrivals(way.connect(), "job", "node1")  # type: ignore[arg-type]
+    goes_on = threading.Event()
+    waited_for: list[str] = []
+
+    def next_rendezvous() -> tuple[object, int, int]:
+        assert goes_on.wait(DEADLINE_S)
+        return object(), 0, 2
+
+    def wait_for(whom: str) -> None:
+        waited_for.append(whom)
+        goes_on.set()
+
+    rendezvous._handler = SimpleNamespace(next_rendezvous=next_rendezvous)
+    monkeypatch.setattr(rendezvous, "_lead", lambda *_, **__: "met")
+    request = SimpleNamespace(backend="mine", conf={}, expected=[], report_every_s=15.0)
+    rdzv: Any = SimpleNamespace(
+        request=request,
+        least=2,
+        most=2,
+        timeout_s=900.0,
+        remaining_s=900.0,
+        is_over=False,
+        check=lambda: None,
+        wait_for=wait_for,
+        on_all_here=lambda: None,
+        allow=lambda _: None,
+    )
+    own: Any = None
+    for _ in range(10):
+        assert within(5.0, lambda: rendezvous._meet(rdzv, own, goes_on=False)) == "met"
+    assert waited_for[0] == "2 of 2 hosts"
+    assert within(5.0, lambda: rendezvous.leave() is None)
+    assert len(way.made) < 10, "each has a thread that waits"
