@@ -9,6 +9,7 @@ from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.cluster.coordinator_process import CoordinatorLink
 from saferun.cluster.job_values import AbortReason, Assignment, EvidenceChunk, JobCallbacks, LostHost
 from saferun.cluster.report_listeners import SoloRankReports
+from saferun.cluster.store_askers import StoreAskers
 from saferun.config import LaunchConfig
 from saferun.linux.listen_port import hold_port
 from saferun.linux.poller import Poller
@@ -83,6 +84,7 @@ class SoloJob:
         )
         self._port: Socket | None = None  # bound to the end
         self._listener: Socket | None = None  # the same, where the coordinator serves the store on it
+        self._askers: StoreAskers | None = None  # where the store is lost
         self._is_dropping = False  # the store of the previous attempt
         self._serve_sent = False
 
@@ -213,13 +215,15 @@ class SoloJob:
             return
 
         def on_asked() -> None:
-            self._ignore_ranks()
             self._post(StoreUnavailable(time.monotonic(), self._attempt(), what, hint))
 
-        self._poller.watch(listener.fileno(), on_asked)
+        self._askers = StoreAskers(listener, self._poller, on_asked)
 
     def _ignore_ranks(self) -> None:
         """Ranks that connect wait for a coordinator that is on its way."""
+        askers, self._askers = self._askers, None
+        if askers is not None:
+            askers.close()
         if self._listener is not None:
             self._poller.unwatch(self._listener.fileno())
 
@@ -227,6 +231,7 @@ class SoloJob:
         """End the coordinator and give the port back. Events that are on their way are let through first."""
         has_more = self.client.forwards_events or self.client.serves_timers
         self.client.close(_GOODBYE_S if has_more else 0.0)
+        self._ignore_ranks()
         if self._port is not None:
             self._port.close()
 

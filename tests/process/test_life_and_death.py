@@ -444,7 +444,8 @@ import socket
 from rank import *
 tell("ready")
 await_release("ask")
-socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+asked = socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+asked.sendall(bytes(1) + (0x3C85F7CE).to_bytes(4, sys.byteorder))  # as torch's client of the store does
 stay()
 """
     with running(tmp_path, program, "--start-retries", "0", nproc=2) as job:

@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from saferun.cluster.store_askers import GREETING
 from saferun.coordinator import store_search, torch_store
 from saferun.coordinator.prefix_store import prefix_class
 from saferun.coordinator.store_client import StoreClient
-from saferun.coordinator.store_connection import KNOWN_RELEASES, StoreConnection
+from saferun.coordinator.store_connection import KNOWN_RELEASES, MAGIC, VALIDATE, StoreConnection
 from saferun.coordinator.torch_store import open_store
 from saferun.linux.small_files import read_bytes
 from tests.ports import own_port
@@ -401,3 +402,21 @@ def _maps_torch(pid: int) -> bool:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     (coordinator,) = (child for child in children if b"coordinator/__main__.py" in read_bytes(f"/proc/{child}/cmdline"))
     return "libtorch_cpu" in Path(f"/proc/{coordinator}/maps").read_text()
+
+
+def test_a_rank_that_asks_for_a_store_is_known_by_what_it_sends_first() -> None:
+    """By a supervisor whose store is gone."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def ask() -> None:
+            with contextlib.suppress(Exception):
+                TCPStore("127.0.0.1", port, None, False, timedelta(seconds=1), wait_for_workers=False)
+
+        rank = threading.Thread(target=ask)
+        rank.start()
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.recv(len(GREETING)) == GREETING
+    rank.join()
+    assert struct.pack("=BI", VALIDATE, MAGIC) == GREETING

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from saferun.cluster import store_askers
 from saferun.cluster.job_values import Assignment, JobCallbacks
 from saferun.cluster.solo_job import SoloJob
+from saferun.cluster.store_askers import GREETING
 from saferun.linux.children import Child
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
@@ -123,9 +126,21 @@ class Launch:
         return self.links[-1]
 
     def ask(self) -> None:
-        """A rank connects, and the loop has its turn."""
+        """A rank connects, as torch's client of the store does, and the loop has its turn."""
+        with self.connect() as connection:
+            self.turn()
+            for part in (GREETING[:2], GREETING[2:] + b"\x0d1234"):
+                connection.sendall(part)
+                self.turn()
+
+    def connect(self) -> socket.socket:
+        """Somebody connects to the port of the store."""
         (port,) = self.job.bound_ports()
-        with socket.create_connection(("127.0.0.1", port)):
+        return socket.create_connection(("127.0.0.1", port), timeout=5.0)
+
+    def turn(self) -> None:
+        """The loop takes what there is."""
+        for _ in range(3):
             self.poller.wait(0.0)
 
     def hear(self, **message: Any) -> None:
@@ -162,6 +177,48 @@ def test_a_rank_that_asks_for_a_store_that_is_lost_is_noticed(launch: Launch) ->
     (missed,) = launch.events
     assert isinstance(missed, StoreUnavailable)
     assert "killed by SIGKILL" in missed.what
+
+
+def test_whoever_scans_the_ports_of_a_host_ends_no_job(launch: Launch) -> None:
+    """Only what torch's client sends says that a rank asks for the store."""
+    launch.job.serve()
+    launch.is_served()
+    launch.lose()
+    fds = len(os.listdir("/proc/self/fd"))
+    for sent in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\x16\x03\x01", GREETING[:3], bytes(100)):
+        with launch.connect() as connection:
+            connection.sendall(sent)
+            launch.turn()
+        launch.turn()
+    assert len(os.listdir("/proc/self/fd")) == fds
+    silent = [launch.connect() for _ in range(100)]
+    launch.turn()
+    assert len(os.listdir("/proc/self/fd")) < fds + len(silent) + 40
+    assert silent[0].recv(1) == b""
+    assert launch.events == []
+    launch.ask()
+    assert [type(event) for event in launch.events] == [StoreUnavailable]
+    launch.job.attempt_ended()
+    for connection in silent:
+        connection.close()
+    assert len(os.listdir("/proc/self/fd")) == fds
+
+
+def test_a_host_without_descriptors_takes_whoever_connects_for_a_rank(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be asked again and again; and a rank that waits would wait forever."""
+
+    def accept(_: object) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(store_askers, "accept_connection", accept)
+    launch.job.serve()
+    launch.is_served()
+    launch.lose()
+    with launch.connect():
+        launch.turn()
+    assert [type(event) for event in launch.events] == [StoreUnavailable]
 
 
 def test_the_first_coordinator_that_fails_is_replaced_by_one_with_all_of_torch(launch: Launch) -> None:
