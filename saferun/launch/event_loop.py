@@ -183,6 +183,9 @@ class EventLoop:
             self._context.post(events.ToolAtWork(now, attempt, tools))
         elif now - deadline > _STALL_S and alive_at < deadline:
             self._context.post(events.LoopStalled(now, attempt, deadline - alive_at))
+        elif is_stopping and (awaited_until := self._context.ranks.orphans.awaited_until) > now:
+            # It was stopped before the deadline, and what the ranks left behind has that time again.
+            self._context.post(events.LoopStalled(now, attempt, awaited_until - now))
         else:
             self._context.post(events.DeadlineExpired(now, attempt))
 

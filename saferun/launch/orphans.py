@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from saferun.errors import suppress
+from saferun.launch.process_names import MOST_NAMED, duration, process_count, process_name, process_names
 from saferun.linux.activity import Activity
 from saferun.linux.children import reap
 from saferun.linux.helper import PartBase
@@ -25,7 +26,6 @@ from saferun.linux.procfs import (
     belongs_to_run,
     descendants_of,
     living_processes,
-    read_cmdline,
     read_environ_entries,
     read_environ_entry,
     read_stat,
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 _SWEEP_INTERVAL_S = 0.05
 _WAIT_INTERVAL_S = 0.5
 _LAST_SWEEP_S = 2.0
+# No busy machine makes a sweep this late: this process was stopped, suspended or held up.
+_SUSPENDED_S = 5.0
 # The environment of a process that waits for a disk may be readable soon; if it waits longer, no signal can end it.
 _UNSURE_S = 2.0
 # A library's helper processes that end by themselves when their rank is gone are not reported.
@@ -54,8 +56,6 @@ _MARKS_OF_A_RANK = frozenset({"LOCAL_RANK", "MASTER_PORT"})
 _MARK_OF_AN_ATTEMPT = "SAFERUN_HEARTBEAT_FILE"
 # The line is repeated at intervals that double, up to the second value.
 _REPORT_EVERY_S, _LONGEST_REPORT_S = 30.0, 3600.0
-_MOST_NAMED = 4
-_LONGEST_NAME = 60
 
 
 class Orphans(PartBase):
@@ -83,6 +83,7 @@ class Orphans(PartBase):
         warn: Callable[[str], None],
     ) -> None:
         self.deadline: float | None = None  # when ``sweep`` is due, in monotonic seconds
+        self.awaited_until = 0.0  # the same for the end of all that are waited for, SIGKILL included; 0: none is
         self._run_id = run_id
         self._not_ours = set(not_ours)
         self._given_up: dict[int, int] = {}  # pid -> start time in clock ticks since boot
@@ -105,6 +106,7 @@ class Orphans(PartBase):
         self._swept: dict[int, float] = {}  # pid -> when SIGKILL follows the SIGTERM that it was sent
         self._term_s = 0.0
         self._wait_until = 0.0
+        self._swept_at = 0.0
         self._idle_s = 0.0
         self._report_at = 0.0
         self._report_every_s = _REPORT_EVERY_S
@@ -168,6 +170,7 @@ class Orphans(PartBase):
         self.began_at = now
         self._term_s = term_s
         self._wait_until = now + wait_s
+        self.awaited_until = self._wait_until + term_s if wait_s > 0 else 0.0
         self._idle_s = idle_s
         self._report_at = now + _REPORT_AFTER_S
         self._report_every_s = _REPORT_EVERY_S
@@ -186,6 +189,7 @@ class Orphans(PartBase):
 
     def sweep(self, now: float) -> None:
         """Find the orphans, and signal those that are to end: SIGTERM once to each process, SIGKILL later."""
+        self._swept_at = now
         pids, unsure = self._scan()
         detached, held = self._detached(pids, now)
         if detached:
@@ -210,7 +214,7 @@ class Orphans(PartBase):
                 if self._report_at <= now:
                     self._report_at = now + self._report_every_s
                     self._report_every_s = min(2 * self._report_every_s, _LONGEST_REPORT_S)
-                    minutes = _duration(self._wait_until - now)
+                    minutes = duration(self._wait_until - now)
                     self._report_wait(f"waiting for {self._description(pids)}, {minutes} at most; Ctrl-C stops waiting")
         elif self._activity is not None:
             self._end(pids, now, ", which had not ended in time")
@@ -271,17 +275,15 @@ class Orphans(PartBase):
             if (session := _session_of(pid)) > 0:
                 self._left.add(session)
         pids = sorted(detached)
-        name_of = {pid: _name(pid) for pid in pids}
+        name_of = {pid: process_name(pid) for pid in pids}
         # One that has ended since has no command line any more.
         pids = [pid for pid in pids if (stat := read_stat(pid)) is not None and stat.state not in "ZX"]
         if not pids:
             return
         ranks = self._ranks_of(pids)
-        who = (
-            f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}" if 0 < len(ranks) <= _MOST_NAMED else "the ranks"
-        )
+        who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}" if 0 < len(ranks) <= MOST_NAMED else "the ranks"
         where, are = ("a session of its own", "it is") if len(pids) == 1 else ("sessions of their own", "they are")
-        self._report(f"{who} left {_count(pids)} in {where}: {_names(pids, name_of)}; {are} not ended")
+        self._report(f"{who} left {process_count(pids)} in {where}: {process_names(pids, name_of)}; {are} not ended")
 
     def _idle_among(self, pids: list[int], now: float, activity: Activity) -> list[int]:
         """Those that have been idle for too long to be waited for, and those that are being ended."""
@@ -335,6 +337,15 @@ class Orphans(PartBase):
     def tick(self, now: float) -> None:
         """Sweep again, if that is due."""
         if self.deadline is not None and self.deadline <= now:
+            lost_s = now - self._swept_at - _WAIT_INTERVAL_S
+            if lost_s > _SUSPENDED_S:
+                # The orphans may have been suspended as well: they have that time again.
+                self._wait_until += lost_s
+                self.awaited_until += lost_s
+                self._report_at += lost_s
+                self._swept = {pid: kill_at + lost_s for pid, kill_at in self._swept.items()}
+                if self._activity is not None:
+                    self._activity.make_up_for(lost_s)
             self._sweep_guarded(now)
 
     def _sweep_guarded(self, now: float) -> None:
@@ -434,8 +445,8 @@ class Orphans(PartBase):
     def _description(self, pids: list[int]) -> str:
         """``2 processes of rank 0: aws s3 sync … (pid 12), sleep 600 (pid 13)``."""
         ranks = self._ranks_of(pids)
-        of = f" of rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}" if 0 < len(ranks) <= _MOST_NAMED else ""
-        return f"{_count(pids)}{of}: {_names(pids)}"
+        of = f" of rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}" if 0 < len(ranks) <= MOST_NAMED else ""
+        return f"{process_count(pids)}{of}: {process_names(pids)}"
 
 
 def _lives(pid: int, start_ticks: int) -> bool:
@@ -460,40 +471,3 @@ def _is_in_the_way(pid: int, tables: Tables) -> bool:
     except ImportError:  # their files cannot be read
         return True
     return uses_gpu(pid) or listens_on(pid, read_environ_entry(pid, "MASTER_PORT"), tables)
-
-
-def _count(pids: list[int]) -> str:
-    return "1 process" if len(pids) == 1 else f"{len(pids)} processes"
-
-
-def _names(pids: list[int], name_of: Mapping[int, str] | None = None) -> str:
-    by_name: dict[str, list[int]] = {}
-    for pid in pids:
-        by_name.setdefault(name_of[pid] if name_of is not None else _name(pid), []).append(pid)
-    return _listed(by_name)
-
-
-def _listed(by_name: Mapping[str, list[int]]) -> str:
-    shown = [
-        f"{name} (pid {', '.join(map(str, pids[:_MOST_NAMED]))}{', …' if len(pids) > _MOST_NAMED else ''})"
-        for name, pids in list(by_name.items())[:_MOST_NAMED]
-    ]
-    return ", ".join([*shown, *(["…"] if len(by_name) > _MOST_NAMED else [])])
-
-
-def _name(pid: int) -> str:
-    """A process's command line, short, without secrets and on one line."""
-    arguments = read_cmdline(pid)
-    try:
-        from saferun.text.redaction import redacted_arguments
-
-        arguments = redacted_arguments(arguments)
-    except ImportError:  # its file cannot be read, and what follows the program's name may be secret
-        arguments = arguments[:1]
-    text = " ".join(arguments) or "a process without a command line"
-    text = "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
-    return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"  # noqa: PLR2004 - a minute

@@ -101,6 +101,11 @@ class Activity:
         self._trees, self._readings = trees, readings
         return sampled
 
+    def make_up_for(self, lost_s: float) -> None:
+        """Time passed in which the processes may have been suspended: it is no time in which they were idle."""
+        for tree in set(self._trees.values()):
+            tree.idle_since += lost_s
+
     def _tree_of(self, members: Iterable[int], now: float) -> _Tree:
         """The tree that these processes were in; if in several, the one that was active last."""
         known = [self._trees[pid] for pid in members if pid in self._trees]

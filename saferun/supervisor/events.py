@@ -376,7 +376,8 @@ class DeadlineExpired(Value):
 class LoopStalled(Value):
     """The phase's time is over, and the loop did not run when it ended: it was stopped, suspended, or held up.
 
-    ``left_s``: what was left of the time when it last ran.
+    Where orphans are waited for, it may also have been stopped earlier. ``left_s``: what was left of the time when it
+    last ran, or for how long the orphans are still waited for.
     """
 
     at: float

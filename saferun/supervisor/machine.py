@@ -180,7 +180,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[LaunchState, Any], list[Action]]]]
         SignalReceived: stopping.on_signal_on_the_way_out,
         StopRequested: _on_request,
         DeadlineExpired: stopping.on_deadline,
-        LoopStalled: stopping.on_deadline,
+        LoopStalled: stopping.on_stall,
         JobAborted: other_hosts.on_abort_on_the_way_out,
         JobDecided: other_hosts.on_decided,
         JobLost: other_hosts.on_job_lost,

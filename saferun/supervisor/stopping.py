@@ -29,7 +29,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.evidence.job_evidence import HangVerdict
     from saferun.model import AbortKind
-    from saferun.supervisor.events import CoreDumpSeen, DeadlineExpired, OrphansGone, SignalReceived, ToolAtWork
+    from saferun.supervisor.events import (
+        CoreDumpSeen,
+        DeadlineExpired,
+        LoopStalled,
+        OrphansGone,
+        SignalReceived,
+        ToolAtWork,
+    )
 
 # When a signal comes from outside, a job without progress for so long is taken to hang: the user will want its stacks,
 # and a short delay for them costs nothing.
@@ -143,7 +150,7 @@ def expect_sigkill(launch: LaunchState, at: float) -> None:
         stopping.scheduler_kill_at = at + launch.limits.grace_s
 
 
-def on_deadline(launch: LaunchState, event: DeadlineExpired | CoreDumpSeen | ToolAtWork) -> list[Action]:
+def on_deadline(launch: LaunchState, event: DeadlineExpired | LoopStalled | CoreDumpSeen | ToolAtWork) -> list[Action]:
     """The next step: the late capture, SIGKILL, giving a rank up, or the end of the sweep."""
     stopping = launch.attempt.stopping
     if stopping.stage == "signalled":
@@ -157,6 +164,14 @@ def on_deadline(launch: LaunchState, event: DeadlineExpired | CoreDumpSeen | Too
         launch.add_ending(Failed())
         return sweep(launch, event.at)
     return _after_sweep(launch, event.at)
+
+
+def on_stall(launch: LaunchState, event: LoopStalled) -> list[Action]:
+    """Processes that are waited for have their time again; any other phase is over."""
+    if not launch.attempt.stopping.awaits_orphans:
+        return on_deadline(launch, event)
+    launch.deadline = event.at + event.left_s + launch.limits.sweep_s
+    return []
 
 
 def _capture_late(launch: LaunchState, at: float) -> list[Action]:

@@ -6,6 +6,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -69,6 +70,8 @@ class Launch:
         self.waits = 0
         self.is_sealed = True
         self.watching: tuple[Any, ...] = ()
+        self.ranks: Any = None
+        self.wrapped: Any = None
         self.log = self.poller = self.imports = self
         self._on_wait = on_wait
 
@@ -117,6 +120,20 @@ def test_a_deadline_is_over_or_this_process_was_stopped(late_s: float, expected:
     supervisor.deadline = time.monotonic() - late_s
     loop.run({Finish: lambda _: None})
     assert [type(event) for event in supervisor.heard] == [LaunchRequested, expected]
+
+
+@pytest.mark.parametrize(("awaited_s", "expected"), [(-1.0, DeadlineExpired), (60.0, LoopStalled)])
+def test_orphans_that_were_suspended_before_the_deadline_have_that_time_again(awaited_s: float, expected: type) -> None:
+    supervisor = Decisions([])
+    supervisor.state = State.STOPPING
+    launch = Launch(supervisor)
+    launch.ranks = SimpleNamespace(orphans=SimpleNamespace(awaited_until=time.monotonic() + awaited_s))
+    supervisor.deadline = time.monotonic()
+    launch.loop().run({Finish: lambda _: None})
+    (event,) = supervisor.heard[1:]
+    assert isinstance(event, expected)
+    if isinstance(event, LoopStalled):
+        assert event.left_s == pytest.approx(awaited_s, abs=5.0)
 
 
 def test_what_has_happened_comes_before_a_deadline() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from saferun.launch import orphans
 from saferun.launch.orphans import Orphans
-from saferun.linux import connections
+from saferun.linux import activity, connections
 from saferun.linux.procfs import Stat
 from saferun.watchdog import wait_sampler
 
@@ -466,3 +466,36 @@ def test_a_rank_that_is_no_number_is_not_named(detached: Detached) -> None:
     detached.orphans.begin(0.0, 2.0)
     detached.sweep_s(1.0)
     assert detached.said == [f"the ranks left 1 process in a session of its own: {named()}; it is not ended"]
+
+
+class Idle(Detached):
+    """One that is waited for, and idle for as long as nothing else is said; the loop wakes up twice a second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch)
+        monkeypatch.setattr(activity, "read_stat", self.stat)
+        monkeypatch.setattr(activity, "waits_uninterruptibly", lambda _pid: False)
+        nothing = connections.Connections(frozenset(), frozenset())
+        monkeypatch.setattr(connections, "connections_of", lambda _pids, _others: nothing)
+
+    def run(self, begin: float, end: float) -> None:
+        for tick in range(int((end - begin) / 0.5)):
+            self.orphans.tick(begin + tick * 0.5)
+
+
+def test_time_in_which_the_whole_job_was_suspended_is_none_in_which_an_upload_was_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``scontrol suspend`` for an hour: the wait and its limit go on where they stopped, and so does a SIGTERM."""
+    idle = Idle(monkeypatch)
+    idle.orphans.begin(0.0, 10.0, wait_s=100.0, idle_s=60.0)
+    idle.run(0.0, 30.0)
+    idle.run(3600.0, 3629.0)
+    assert (idle.killed, idle.gone) == ([], [])
+    assert idle.orphans.awaited_until == pytest.approx(3680.0, abs=2.0)
+    idle.run(3629.0, 3632.0)
+    assert idle.killed == [PID]
+    idle.run(7200.0, 7205.0)
+    assert idle.killed == [PID]
+    idle.run(7205.0, 7212.0)
+    assert len(idle.killed) > 1

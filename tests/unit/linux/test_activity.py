@@ -184,6 +184,17 @@ def test_a_process_that_loses_its_parent_has_been_idle_for_as_long_as_before(pro
     assert processes.pass_s(11) == {11: 61.0}
 
 
+def test_time_in_which_it_may_have_been_suspended_is_none_in_which_a_process_was_idle(processes: Processes) -> None:
+    """That of a tree of several processes, too, is made up for once."""
+    processes.start(10)
+    processes.start(11, 10)
+    processes.idle()
+    processes.pass_s(30)
+    processes.now += 3600
+    processes.activity.make_up_for(3600)
+    assert processes.pass_s(1) == {10: 31.0, 11: 31.0}
+
+
 def test_where_connections_cannot_be_read_nothing_is_idle(processes: Processes) -> None:
     def fail(_pids: Collection[int], _others: Iterable[int]) -> Connections:
         raise ImportError

@@ -8,9 +8,11 @@ import pytest
 
 from saferun.supervisor.actions import Finish, PrintLine, SweepOrphans
 from saferun.supervisor.events import (
+    DeadlineExpired,
     JobAborted,
     JobDecided,
     JobLost,
+    LoopStalled,
     OrphansGone,
 )
 from saferun.supervisor.machine import State, Supervisor
@@ -38,6 +40,22 @@ def test_what_works_after_ranks_that_ended_well_is_waited_for_and_not_for_ever()
     began = world.now
     assert world.expire() == [Finish(0)]
     assert world.now - began >= LIMITS.orphans_s
+
+
+def test_what_works_on_has_the_time_again_in_which_saferun_was_suspended() -> None:
+    """Else the end of the launch would kill it at once when a suspended job goes on."""
+    world = well_ended()
+    now = world.now + 7200.0
+    assert world.supervisor.handle(LoopStalled(now, 0, 300.0)) == []
+    assert (world.supervisor.state, world.supervisor.deadline) == (State.STOPPING, now + 300.0 + LIMITS.sweep_s)
+    assert world.supervisor.handle(DeadlineExpired(now + 400.0, 0)) == [Finish(0)]
+
+
+def test_what_is_ended_after_a_failure_has_no_time_again() -> None:
+    world = running(ranks=1, max_restarts=1)
+    world.exit(0, FAILED)
+    world.supervisor.handle(LoopStalled(world.now + 7200.0, 0, 300.0))
+    assert world.supervisor.state is not State.STOPPING
 
 
 @pytest.mark.parametrize(
