@@ -214,11 +214,22 @@ class Sink:
             self._directory = QuietCheck(os.path.dirname(self.path))
         else:
             fd = self._opened_again(flags, self._directory, blocks)
-        self.position = 0
-        if not self._fresh:
-            self.position = os.fstat(fd).st_size + self.cut.left_out_bytes - self.cut.mark_bytes
+        if self._fresh:
+            self.position = 0
+        else:
+            self._compare_size(os.fstat(fd).st_size)
         self._fresh = False
         return fd
+
+    def _compare_size(self, size_bytes: int) -> bool:
+        """Whether the file has the size that it should have; if not, it is taken as it is.
+
+        Others truncate it (logrotate's copytruncate): nothing is where it was, and what was left out is unknown.
+        """
+        is_ours = size_bytes == self.size_bytes
+        if not is_ours:
+            self.position, self.cut = size_bytes, NO_CUT
+        return is_ours
 
     def _opened_again(self, flags: int, directory: QuietCheck, blocks: deque[memoryview]) -> int:
         """The file; one that has been removed is made again, with a note, unless its directory may be being removed.
@@ -272,6 +283,7 @@ class Sink:
     def _leave_out_middle(self) -> None:
         """Keep the beginning and the end of the file, with a mark between them. What fails is not tried again.
 
+        Where others have truncated the file, or have put another one in its place, that waits until it is too large.
         One that has been removed is emptied: it takes room, and cannot be read by name any more.
         """
         try:
@@ -281,7 +293,8 @@ class Sink:
                 return
             fd = self._opened(os.O_RDWR)
             try:
-                self.cut = leave_out_middle(fd, self.cut, self.size_bytes, self.keep_bytes, self._left_out_for)
+                if self._compare_size(os.fstat(fd).st_size):
+                    self.cut = leave_out_middle(fd, self.cut, self.size_bytes, self.keep_bytes, self._left_out_for)
             finally:
                 os.close(fd)
         except OSError as error:

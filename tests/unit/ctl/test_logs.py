@@ -313,6 +313,22 @@ def test_what_was_left_out_is_one_mark_at_its_place(
     assert (run / "node1" / "attempt_0" / "rank_0" / "stdout.log").stat().st_size <= 10_000
 
 
+def test_of_a_file_that_others_truncated_every_line_is_shown_once(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is left out of it any more, whatever was before."""
+    host = Host(run, "node1", monkeypatch, keep_bytes=10_000)
+    path = run / "node1" / "attempt_0" / "rank_0" / "stdout.log"
+    for number in range(1000):
+        host.write(AT + number, (0, f"line {number:044d}\n"))
+    os.truncate(path, 1000)
+    for number in range(1000, 1170):
+        host.write(AT + number, (0, f"line {number:044d}\n"))
+    lines = path.read_text().splitlines()
+    assert len(lines) == 190
+    assert [json.loads(line)["text"] for line in printed(capfd, "--json", "--rank", "0")] == lines
+
+
 def test_a_clock_that_goes_back_changes_the_times_and_not_the_order(
     run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
