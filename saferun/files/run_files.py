@@ -1,7 +1,7 @@
 """What a run directory says of its run: who runs it, whether it still runs, how it ended. Nothing in it is trusted.
 
 A run lives as long as a saferun of it does, on any host. On this host the process is looked up. Elsewhere its writer
-process sets the time of its events.jsonl once a minute; whoever decides about deletion waits a day longer than that.
+process sets the time of its events.jsonl once a minute; whoever decides about deletion waits two weeks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ RUN_JSON = "run.json"
 EARLIER = "earlier-"
 """Directories in which an earlier run lies that used the same run directory begin so."""
 _UNHEARD_S = 5 * BEAT_S
-# A file system may not answer for long, and clocks differ.
-_SURELY_UNHEARD_S = 24 * 3600.0
+# A job may be suspended over a holiday, its writer process may have been given up or have no access to the file system
+# any more (credentials that have expired), and clocks differ.
+_SURELY_UNHEARD_S = 14 * 24 * 3600.0
 _LONGEST_JSON = 16 << 20
 _LONGEST_NAME = 200
 _LONGEST_TEXT = 1000

@@ -54,15 +54,16 @@ def test_a_run_that_has_ended_is_what_it_ended_as(tmp_path: Path, outcome: str) 
         (GONE, 1.0, "lost", False),
         (ELSEWHERE, 1.0, "running", True),
         (ELSEWHERE, 3600.0, "lost", True),
-        (ELSEWHERE, 2 * DAY_S, "lost", False),
+        (ELSEWHERE, 10 * DAY_S, "lost", True),
+        (ELSEWHERE, 15 * DAY_S, "lost", False),
         (None, 3600.0, "lost", True),
     ],
-    ids=["here", "killed here", "on another host", "silent for an hour", "silent for two days", "unknown"],
+    ids=["here", "killed here", "on another host", "silent for an hour", "for ten days", "for two weeks", "unknown"],
 )
 def test_a_run_without_an_end_is_judged_by_its_process(
     tmp_path: Path, process: ProcessIdentity | None, age_s: float, name: str, *, may: bool
 ) -> None:
-    """On this host by the process; elsewhere by the files' times, and for a deletion a day is waited."""
+    """On this host by the process; elsewhere by the files' times; a job may be suspended, and for a deletion two weeks are waited."""
     path = make_run(tmp_path, NAME, process=process or GONE, end=None, age_s=age_s)
     if process is None:
         content = json.loads((path / "run.json").read_text())
