@@ -2,7 +2,7 @@
 
 A rank that uses its processor all the time may work, or busy-wait for a dead host, as NCCL does. Its sequence numbers
 tell the two apart: it waits if a collective is under way, and none begins or completes. A rank without numbers is taken
-to be at work.
+to be at work. Steps and heartbeats that its script reports are progress; a phase that it has announced is noted.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Protocol
 
 from saferun.cluster.silence import Progress
 from saferun.linux.poller import Poller
+from saferun.linux.small_files import modified_ns
+from saferun.text.script_state import ScriptState
 from saferun.watchdog.flight_recorder_seq import NumbersQuery
 from saferun.watchdog.proc_sampler import FamilyReader, newest_pid
 from saferun.watchdog.samples import Numbers, RankSample
@@ -43,8 +45,15 @@ class ObservedRank(Protocol):
     def hook_prefix(self) -> str:
         """Its ``SAFERUN_HOOK``; empty where there is no hook."""
 
+    @property
+    def heartbeat_file(self) -> str:
+        """Its ``SAFERUN_HEARTBEAT_FILE``; empty if there is none."""
+
     def output_bytes(self) -> int:
         """How much it has written to stdout and stderr."""
+
+    def read_script(self) -> ScriptState | None:
+        """Read from memory what its script has reported."""
 
 
 class ProgressWatch:
@@ -64,6 +73,7 @@ class ProgressWatch:
 
     def _forget(self) -> None:
         self._began = self._moved = self._active = self._sampled = 0.0
+        self._announced = float("-inf")  # when a rank was last in a phase that its script announced
         self._samples = 0
         self._families: dict[int, FamilyReader] = {}
         self._signs: dict[int, RankSigns] = {}
@@ -112,9 +122,12 @@ class ProgressWatch:
         if found is None:
             return 0
         principal, others = found
-        sample = RankSample(
-            rank.local_rank, rank.rank, principal, others, family.is_wrapper, rank.output_bytes(), heartbeat_ns=0
-        )
+        script = rank.read_script()
+        if script is not None and script.phase is not None and script.phase.since <= now:
+            self._announced = max(self._announced, min(script.phase.until, now))
+        beat_ns = modified_ns(rank.heartbeat_file)
+        written = rank.output_bytes()
+        sample = RankSample(rank.local_rank, rank.rank, principal, others, family.is_wrapper, written, beat_ns, script)
         signs = self._signs.setdefault(rank.pid, RankSigns(self._span_s))
         # A rank that was asked for its numbers since the last sample has worked to answer.
         disturbed = bool(self._queries) or self._samples % _ASK_EVERY == 0
@@ -153,4 +166,10 @@ class ProgressWatch:
 
     def progress(self, now: float, *, runs: bool) -> Progress:
         """What has been seen. ``runs``: whether there are any ranks."""
-        return Progress(runs, now - self._began, now - self._moved, now - self._active)
+        return Progress(
+            runs,
+            now - self._began,
+            now - self._moved,
+            now - self._active,
+            unannounced_s=now - self._announced,
+        )

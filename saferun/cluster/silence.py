@@ -4,6 +4,9 @@ If only the control path of a host is cut, its ranks train on over the other net
 its saferun was stopped (SIGSTOP). If the host is dead, all ranks that wait for its ranks stand still. So the ranks that
 can be observed tell the two apart: while they make progress the job goes on, and a verdict is due only when they stop.
 
+A rank whose script has announced a long phase (``saferun.expect``) may do nothing that can be seen, and the others wait
+for it: while one is in such a phase, that counts as progress, unless the silent host is known to be gone.
+
 A host may also be paused for a while (a virtual machine that is moved), or a switch may restart: then all ranks stand
 still and go on later. Where an early end would gain nothing, since no other attempt could follow it, such a host is
 waited for until the job counts as hung.
@@ -35,6 +38,7 @@ __all__ = [
     "SilentHost",
     "judge",
     "together",
+    "with_phases",
 ]
 
 # Why a host is silent, as the liveness probe finds out (``coordinator/liveness_probe.py``).
@@ -83,6 +87,7 @@ class Progress(Value):
         still_s: for how long none of them has moved: output, reading, work in bursts. A loop that waits does not count.
         quiet_s: for how long none has moved or used its processor.
         ended: whether all of this host have ended well, and there are no others that can be asked.
+        unannounced_s: for how long none of them has been in a phase that its script announced.
     """
 
     runs: bool
@@ -90,6 +95,14 @@ class Progress(Value):
     still_s: float
     quiet_s: float
     ended: bool = False
+    unannounced_s: float = float("inf")
+
+
+def with_phases(progress: Progress) -> Progress:
+    """The same if ranks in a phase that their scripts announced count as ranks that move."""
+    return progress._replace(
+        still_s=min(progress.still_s, progress.unannounced_s), quiet_s=min(progress.quiet_s, progress.unannounced_s)
+    )
 
 
 def judge(
@@ -111,6 +124,8 @@ def judge(
         hang_timeout_s: for how long nothing may move; 0: that is not checked.
         is_patient: whether ranks that stand still are no reason before they have for so long.
     """
+    if silent.why not in _CERTAIN:
+        progress = with_phases(progress)
     if silent.goes_on:
         may_return = is_patient and silent.why not in _CERTAIN
         if may_return or not progress.runs or progress.quiet_s < silence_limit_s:
@@ -146,6 +161,7 @@ def together(own: Progress, others: Progress | None) -> Progress:
         min(own.watched_s, others.watched_s),
         min(own.still_s, others.still_s),
         min(own.quiet_s, others.quiet_s),
+        unannounced_s=min(own.unannounced_s, others.unannounced_s),
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from saferun.cluster.progress import ObservedRank, ProgressWatch
-from saferun.cluster.silence import GO_ON, HOLD_OUT, LOST, Progress, SilentHost, judge, together
+from saferun.cluster.silence import GO_ON, HOLD_OUT, LOST, Progress, SilentHost, judge, together, with_phases
 from saferun.errors import printable
 from saferun.linux.netlink import route_to
 from saferun.linux.nic_state import nic_state, working_nics
@@ -228,7 +228,7 @@ class SilentHosts:
         if self._report_at is None or now < self._report_at:
             return
         interval_s = max(self._probe_after_s * _REPORT_SHARE, 0.1)
-        progress = self._watch.progress(now, runs=bool(self._ranks()))
+        progress = with_phases(self._watch.progress(now, runs=bool(self._ranks())))
         moved, active = self._reports
         # Ranks that have just begun to be watched have shown nothing yet.
         seen_s = min(progress.watched_s, interval_s)

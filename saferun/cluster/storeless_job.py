@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from saferun.cluster.progress import ObservedRank, ProgressWatch
-from saferun.cluster.silence import CUT, GO_ON, LOST, Progress, SilentHost, judge
+from saferun.cluster.silence import CUT, GO_ON, LOST, Progress, SilentHost, judge, with_phases
 from saferun.linux.poller import Poller
 
 TYPE_CHECKING = False
@@ -100,7 +100,7 @@ class StorelessJob:
         self._watch.tick(now, ranks)
         if not ranks:
             return  # they have ended, and the supervisor knows how
-        progress = self._watch.progress(now, runs=True)
+        progress = with_phases(self._watch.progress(now, runs=True))
         verdict = judge(self._silent, progress, self._host_timeout_s, self._hang_timeout_s)
         is_quiet = verdict == LOST and now >= self._started_by
         if verdict == LOST and not (is_quiet and self._may_be_quiet(progress)):

@@ -98,3 +98,13 @@ def read_link(path: str) -> str:
         return "" if _is_hidden(path) else os.readlink(path)
     except OSError:
         return ""
+
+
+def modified_ns(path: str) -> int:
+    """When a file was modified last, in nanoseconds since the epoch; 0: there is none, or the path is empty."""
+    if not path:
+        return 0
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -10,6 +9,7 @@ from saferun.captures.examiner import Answer, Examiner
 from saferun.captures.py_spy_json import threads_from
 from saferun.evidence.job_evidence import HangVerdict
 from saferun.linux.poller import Poller
+from saferun.linux.small_files import modified_ns
 from saferun.model import Value
 from saferun.text.script_state import ScriptState
 from saferun.watchdog.detector import HangDetector, sampling_interval_s
@@ -287,7 +287,7 @@ class RankMonitor:
                     others,
                     family.is_wrapper,
                     rank.output_bytes(),
-                    _modified_ns(rank.heartbeat_file),
+                    modified_ns(rank.heartbeat_file),
                     rank.read_script(),
                 )
             )
@@ -391,12 +391,3 @@ class RankMonitor:
         now = time.monotonic()
         self._detector.take_dump(pid, now, threads_from(content, pid))
         self._begin_dumps(now)
-
-
-def _modified_ns(path: str) -> int:
-    if not path:
-        return 0
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.cluster.silence import GO_ON, LOST, WAIT, Progress, SilentHost, judge, together
+from saferun.cluster.silence import GO_ON, LOST, WAIT, Progress, SilentHost, judge, together, with_phases
 
 HOST_TIMEOUT_S, HANG_TIMEOUT_S = 24.0, 300.0
 
@@ -90,3 +90,33 @@ def test_where_all_ranks_here_ended_well_a_silent_host_is_waited_for(why: str) -
 def test_where_all_ranks_here_ended_well_a_host_that_is_gone_is_lost_all_the_same() -> None:
     """Its saferun does not run there, and its ranks have ended with it."""
     assert verdict("gone", Progress(runs=False, watched_s=9.0, still_s=9.0, quiet_s=9.0, ended=True)) == LOST
+
+
+@pytest.mark.parametrize("why", ["unreachable", "cut", "unknown", "frozen"])
+def test_while_a_rank_is_in_a_phase_that_it_announced_a_silent_host_is_not_lost(why: str) -> None:
+    """An evaluation of an hour, during which the others wait: torchrun trains on."""
+    in_phase = Progress(runs=True, watched_s=400.0, still_s=400.0, quiet_s=400.0, unannounced_s=1.0)
+    assert verdict(why, in_phase) == GO_ON
+    assert verdict(why, in_phase, goes_on=True) == GO_ON
+
+
+def test_after_the_phase_ranks_have_the_whole_time_again() -> None:
+    after = Progress(runs=True, watched_s=400.0, still_s=400.0, quiet_s=400.0, unannounced_s=23.0)
+    assert verdict("unreachable", after, goes_on=True) == GO_ON
+    assert verdict("unreachable", after._replace(unannounced_s=24.0), goes_on=True) == LOST
+    assert verdict("unreachable", after._replace(unannounced_s=11.0)) == GO_ON
+    assert verdict("unreachable", after._replace(unannounced_s=12.0)) == LOST
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_no_phase_keeps_a_job_that_waits_for_a_host_that_is_gone(goes_on: bool) -> None:
+    """Its ranks have ended with its saferun, and nothing that is announced brings them back."""
+    in_phase = Progress(runs=True, watched_s=400.0, still_s=400.0, quiet_s=400.0, unannounced_s=1.0)
+    assert verdict("gone", in_phase, goes_on=goes_on) == LOST
+
+
+def test_a_phase_counts_together_with_what_is_seen_of_other_hosts() -> None:
+    own = Progress(runs=True, watched_s=99.0, still_s=99.0, quiet_s=99.0, unannounced_s=1.0)
+    both = together(own, own._replace(unannounced_s=float("inf")))
+    assert verdict("unreachable", both) == GO_ON
+    assert with_phases(both) == both._replace(still_s=1.0, quiet_s=1.0)

@@ -90,9 +90,11 @@ class World:
     def miss(self, host: int, why: str = "unreachable") -> None:
         self.hear("silent", host=host, label=f"node{host + 1}", why=why, text="no address answers")
 
-    def see(self, *, watched_s: float, still_s: float) -> None:
+    def see(self, *, watched_s: float, still_s: float, unannounced_s: float = float("inf")) -> None:
         """What is seen of the ranks from now on."""
-        self.ranks.seen = Progress(runs=True, watched_s=watched_s, still_s=still_s, quiet_s=still_s)
+        self.ranks.seen = Progress(
+            runs=True, watched_s=watched_s, still_s=still_s, quiet_s=still_s, unannounced_s=unannounced_s
+        )
         self.now += 1.0
         self.silent_hosts.tick(self.now)
 
@@ -269,6 +271,19 @@ def test_where_its_ranks_ended_well_a_host_waits_for_the_one_that_it_cannot_hear
     (line,) = world.said
     assert line.removeprefix("saferun: ").startswith(said[0] if leads else said[1])
     assert GOES_ON not in line
+
+
+def test_a_host_that_is_asked_reports_a_phase_that_a_rank_announced_as_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first host has no ranks that could show it, and asks others."""
+    reports: list[tuple[int, int]] = []
+    for unannounced_s in (0.0, float("inf")):
+        world = World(monkeypatch, leads=False)
+        world.silent_hosts._on_progress = lambda moved, active: reports.append((moved, active))
+        world.silent_hosts.watch()
+        world.see(watched_s=9.0, still_s=9.0, unannounced_s=unannounced_s)
+    assert reports == [(1, 1)]
 
 
 def test_ranks_of_other_hosts_are_asked_where_those_of_this_one_ended_well(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_a_run_that_has_ended_is_what_it_ended_as(tmp_path: Path, outcome: str) 
 def test_a_run_without_an_end_is_judged_by_its_process(
     tmp_path: Path, process: ProcessIdentity | None, age_s: float, name: str, *, may: bool
 ) -> None:
-    """On this host by the process; elsewhere by the files' times; a job may be suspended, and for a deletion two weeks are waited."""
+    """On this host by the process; elsewhere by the files' times, and for a deletion two weeks are waited."""
     path = make_run(tmp_path, NAME, process=process or GONE, end=None, age_s=age_s)
     if process is None:
         content = json.loads((path / "run.json").read_text())
