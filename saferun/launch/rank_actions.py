@@ -87,6 +87,7 @@ class RankActions(PartBase):
             return
         current.started_at, current.started_time = time.monotonic(), time.time()
         self.orphans.begin_attempt()
+        self._reaper.begin_attempt()
         preparation = context.cores.preparation
         group = current.group = RankGroup(
             context, current.plan, self._reaper, preparation=preparation, preforked=self._preforked

@@ -99,10 +99,24 @@ class Reaper:
         os.close(old)
         for path, which in self._made.items():
             self._write(_MADE, *which, name=os.fsencode(path))
+        self._forget_empty_sessions()
         for pid, (start_ticks, is_reaped) in self._started.items():
             self._write(_STARTED, start_ticks, pid=pid)
             if is_reaped:
                 self._write(_ENDED, pid=pid)
+
+    def _forget_empty_sessions(self) -> None:
+        """Of ranks that have been reaped, keep those that left processes: another session may get the number."""
+        sessions = Sessions()
+        for pid, (start_ticks, is_reaped) in self._started.items():
+            if is_reaped:
+                sessions.add(pid, start_ticks)
+        living = sessions.living(living_processes()) if sessions else set[int]()
+        self._started = {pid: known for pid, known in self._started.items() if not known[1] or pid in living}
+
+    def begin_attempt(self) -> None:
+        """What ranks of earlier attempts left in their sessions has been ended: another reaper need not know them."""
+        self._started = {pid: known for pid, known in self._started.items() if not known[1]}
 
     def note_started(self, pid: int, start_ticks: int) -> None:
         """Report a rank, which leads a session of its own. ``start_ticks``: when it started."""

@@ -53,7 +53,7 @@ def test_shared_memory_is_the_ranks_since_their_start_whatever_the_clock_did(
     context.cores.ranks_started = Anything()
     ranks.__dict__.update(
         _context=context,
-        _reaper=None,
+        _reaper=Anything(),
         _preforked=None,
         exec_wait=Anything(),
         orphans=Anything(),
