@@ -98,7 +98,7 @@ def test_a_process_that_is_killed_is_replaced_and_nothing_is_lost(tmp_path: Path
 
 
 def test_a_process_that_is_killed_is_replaced_whatever_the_number_of_its_descriptor(tmp_path: Path) -> None:
-    """saferun may inherit a thousand descriptors."""
+    """Saferun may inherit a thousand descriptors."""
     path = tmp_path / "log"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT)
     with large_descriptors():

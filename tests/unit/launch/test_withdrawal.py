@@ -12,7 +12,7 @@ from tests.descriptors import large_descriptors
 
 
 def test_the_end_is_noticed_whatever_the_numbers_of_the_descriptors() -> None:
-    """saferun may inherit a thousand descriptors."""
+    """Saferun may inherit a thousand descriptors."""
     with large_descriptors():
         fds = [*os.pipe(), *os.pipe()]
         link: Any = SimpleNamespace(fd=fds[0], stderr_fd=fds[2], receive=lambda: [{"op": "joined"}])
