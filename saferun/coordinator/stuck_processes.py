@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from saferun.linux.procfs import read_stat
-from saferun.linux.small_files import read_bytes
 from saferun.linux.stuck import awaited_file_system
 
 __all__ = ["LONGEST_LOCATION", "stuck_message", "stuck_processes", "wait_locations"]
@@ -63,6 +62,7 @@ def _state_of(pid: int) -> str:
 def _runs_of(pid: int) -> int:
     """How often the main thread was put on a processor; 0 where unknown. Source: proc(5), /proc/PID/schedstat."""
     try:
-        return int(read_bytes(f"/proc/{pid}/schedstat").split()[2])
-    except (ValueError, IndexError):
+        with open(f"/proc/{pid}/schedstat", "rb") as file:
+            return int(file.read().split()[2])
+    except (OSError, ValueError, IndexError):
         return 0

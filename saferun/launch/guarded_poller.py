@@ -26,7 +26,7 @@ class GuardedPoller(Poller):
         def call() -> None:
             if not self._succeeds(handler):
                 # What it has left unread would wake the loop again and again. Its owner has a deadline. If it has
-                # closed the descriptor, somebody else's may have the number.
+                # closed the descriptor, another one may have the number by now.
                 self._poller.unwatch(fd, call)
 
         self._poller.watch(fd, call, events)

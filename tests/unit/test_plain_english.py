@@ -263,6 +263,7 @@ OTHER_TOOLS = {
     "mem": "srun",
     "memory": "docker run",
     "missing": "python -m tests.torch.record",
+    "mount-proc": "unshare",
     "mpi": "srun",
     "no_local_rank": "deepspeed",
     "no-kill": "sbatch",
@@ -270,7 +271,9 @@ OTHER_TOOLS = {
     "ntasks-per-node": "srun",
     "num_gpus": "deepspeed",
     "num_nodes": "deepspeed",
+    "pid": "unshare",
     "pids-limit": "docker run",
+    "proc": "bwrap",
     "shm-size": "docker run",
     "slurm": "python -m tests.cluster up",
     "sort": "ps",
@@ -280,6 +283,7 @@ OTHER_TOOLS = {
     "log-file": "valgrind",
     "sys-trace": "rocprofv3",
     "target-processes": "ncu",
+    "unshare-pid": "bwrap",
 }
 """Options of other programs that hints and documents name, with whose they are."""
 

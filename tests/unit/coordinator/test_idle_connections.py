@@ -164,5 +164,5 @@ def test_hosts_meet_without_names_where_the_store_does_not_answer(monkeypatch: p
     for _ in range(10):
         assert within(5.0, lambda: rendezvous._meet(rdzv, own, goes_on=False)) == "met"
     assert waited_for[0] == "2 of 2 hosts"
-    assert within(5.0, lambda: rendezvous.leave() is None)
+    within(5.0, rendezvous.leave)
     assert len(way.made) < 10, "each has a thread that waits"

@@ -293,11 +293,11 @@ def test_a_part_that_is_left_alone_hears_which_of_its_processes_have_ended(monke
         if launch.waits > 1:
             loop.reap()
 
-    launch, part, console = Launch(Decisions([], [], []), wait), FailingParent(), Console()
+    launch, part = Launch(Decisions([], [], []), wait), FailingParent()
     unknown = list[int]()
     monkeypatch.setattr(Console, "on_exit", lambda _self, pid, *_: unknown.append(pid))
     launch.watching = (part,)
-    loop = EventLoop(cast("LaunchContext", launch), cast("Any", console), (part,), launch.watching)
+    loop = launch.loop(part)
     loop.run({Finish: lambda _: None})
     assert part.calls == 1
     assert part.processes == set()

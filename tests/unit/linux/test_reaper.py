@@ -8,6 +8,7 @@ import pytest
 
 from saferun.linux import reaper as module
 from saferun.linux.reaper import Reaper
+from saferun.linux.sessions import Sessions
 
 EARLIER, EMPTY, LEFT, RUNNING = 11, 12, 13, 14
 
@@ -17,7 +18,7 @@ def reaper(monkeypatch: pytest.MonkeyPatch) -> Reaper:
     """One that is never forked: its records stay in a pipe. Only one of the ranks that were reaped left a process."""
     monkeypatch.setattr(module, "fork", lambda _run: 1)
     monkeypatch.setattr(module, "living_processes", lambda: [100])
-    monkeypatch.setattr(module.Sessions, "session_of", lambda sessions, _pid: LEFT if sessions else None)
+    monkeypatch.setattr(Sessions, "session_of", lambda sessions, _pid: LEFT if sessions else None)
     return Reaper("run")
 
 
