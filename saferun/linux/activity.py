@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from saferun.linux.procfs import read_stat, waits_uninterruptibly
+from saferun.linux.procfs import is_fuse_wait, read_stat, waits_uninterruptibly
 from saferun.linux.small_files import list_directory, read_bytes
 from saferun.model import Value
 
@@ -82,7 +82,7 @@ class Activity:
         Returns:
             The processes of each tree, and for how many seconds it has been idle; 0 or less: it works.
         """
-        readings = {pid: _read(pid) for pid in pids}
+        readings = {pid: _read(pid, self._readings.get(pid)) for pid in pids}
         self._update_connections(pids, now, others)
         trees = dict[int, _Tree]()
         sampled = []
@@ -157,22 +157,22 @@ def _joined(families: list[list[int]], pairs: Iterable[tuple[int, int]]) -> list
     return list({id(family): family for family in by_pid.values()}.values())
 
 
-def _read(pid: int) -> _Reading:
-    """One process; zeros if it has exited."""
+def _read(pid: int, before: _Reading | None) -> _Reading:
+    """One process; zeros if it has exited. ``before``: the reading before this one."""
     stat = read_stat(pid)
     if stat is None:
         return _Reading()
+    if waits_uninterruptibly(pid) or _waits_for_fuse(pid):
+        # It counts as being at work anyway, and before Linux 5.7 the numbers are waited for while it is in exec.
+        return _Reading(stat.cpu_s, before.size_bytes if before is not None else 0, waits=True)
     # Another user's is not readable.
     pairs = (line.partition(b": ") for line in read_bytes(f"/proc/{pid}/io").splitlines())
     size_bytes = sum(int(number) for name, _, number in pairs if name in _BYTES and number.isdigit())
-    return _Reading(stat.cpu_s, size_bytes, waits_uninterruptibly(pid) or _waits_for_fuse(pid))
+    return _Reading(stat.cpu_s, size_bytes)
 
 
 def _waits_for_fuse(pid: int) -> bool:
     """Whether a thread waits for a file system whose server is a process: that sleep is often not in state D."""
-    for task in list_directory(f"/proc/{pid}/task"):
-        where = read_bytes(f"/proc/{pid}/task/{task}/wchan")
-        # Its server waits for requests in fuse_dev_read.
-        if where == b"request_wait_answer" or (b"fuse" in where and not where.startswith(b"fuse_dev")):
-            return True
-    return False
+    return any(
+        is_fuse_wait(read_bytes(f"/proc/{pid}/task/{task}/wchan")) for task in list_directory(f"/proc/{pid}/task")
+    )

@@ -10,6 +10,7 @@ import select
 import termios
 
 from saferun.errors import suppress
+from saferun.linux.procfs import may_wait_for_exec, read_stat
 from saferun.linux.small_files import read_bytes, read_link
 from saferun.linux.streams import resize_terminal
 from saferun.linux.terminal_mode import COOKED, INPUT, LOCAL, OUTPUT, raw_mode
@@ -199,6 +200,9 @@ class StdinTerminal:
         # After the ranks have been started: its tables take a while.
         from saferun.linux.syscalls import descriptor_of, read_syscall
 
+        stat = read_stat(pid)
+        if stat is None or may_wait_for_exec(pid, stat.state):
+            return False
         call = read_syscall(pid)
         if call is None:
             if read_bytes(f"/proc/{pid}/syscall", 64):

@@ -14,6 +14,8 @@ _EXIT_CODE = 49  # among the fields that follow the name
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _THREADS_LIMIT = 20_000  # their states are read in a quarter of a second
 _MOUNT_POINT = 4  # which field of mountinfo it is
+_RELEASE = os.uname().release.split(".")
+_EXEC_IS_WAITED_FOR = tuple(int(part) for part in _RELEASE[:2] if part.isdigit()) < (5, 7)
 _ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
 
 
@@ -162,6 +164,29 @@ def waits_uninterruptibly(pid: int) -> bool:
     """
     stats = (read_stat(f"{pid}/task/{task}") for task in list_directory(f"/proc/{pid}/task"))
     return any(stat is not None and stat.state == "D" for stat in stats)
+
+
+def may_wait_for_exec(pid: int, state: str) -> bool:
+    """Whether reading ``io``, ``syscall`` or ``stack`` of a process may block, for as long as its main thread does.
+
+    Before Linux 5.7 they take a lock that exec holds while it reads the program's file, from a file system that may not
+    respond. Whether the process is in exec is not shown; whether it waits for a file system is.
+
+    Args:
+        pid: the process.
+        state: of its main thread, the letter of proc(5).
+
+    Source: cred_guard_mutex in fs/proc/base.c and fs/exec.c of Linux 5.6.
+    """
+    if not _EXEC_IS_WAITED_FOR or state == "R":
+        return False
+    return state == "D" or is_fuse_wait(read_bytes(f"/proc/{pid}/wchan", 64))
+
+
+def is_fuse_wait(wchan: bytes) -> bool:
+    """Whether a thread that sleeps there waits for a file system whose server is a process: often not in state D."""
+    # The server itself waits for requests in fuse_dev_read.
+    return wchan == b"request_wait_answer" or (b"fuse" in wchan and not wchan.startswith(b"fuse_dev"))
 
 
 def living_processes() -> list[int]:

@@ -80,7 +80,7 @@ def from_proc_syscall(content: str, machine: str) -> SystemCall | None:
 def read_syscall(pid: int, tid: int = 0) -> SystemCall | None:
     """The system call that a thread (by default the main one) is in; None if it is in none, or not readable.
 
-    Never blocks.
+    Blocks only before Linux 5.7, and where ``procfs.may_wait_for_exec`` says so.
     """
     if not has_own_processes():
         return None

@@ -1,7 +1,8 @@
 """Samples of the progress of processes from /proc, as cheap as possible.
 
 Only files are read that wait for nothing: neither for the lock on a process's memory map (``cmdline``, ``environ``,
-``maps`` and ``smaps`` do) nor for the process itself. A process that has not run since its last sample costs a
+``maps`` and ``smaps`` do) nor for the process itself; before Linux 5.7 ``io`` waits for its exec, and is left out where
+it may be in one. A process that has not run since its last sample costs a
 system call or two, one that has run five files, about 10 µs each.
 
 Source: proc(5), clock_getcpuclockid(3), and fs/proc/array.c, fs/proc/base.c and kernel/sched/stats.h of Linux for which
@@ -13,7 +14,7 @@ from __future__ import annotations
 import os
 import time
 
-from saferun.linux.procfs import children_of
+from saferun.linux.procfs import children_of, may_wait_for_exec
 from saferun.linux.small_files import has_own_processes, read_link
 from saferun.watchdog.samples import ProcessSample
 
@@ -44,6 +45,7 @@ class ProcessReader:
         self._last: ProcessSample | None = None
         self._last_at = 0.0
         self._threads: dict[str, int] = {}
+        self._io_before: tuple[int, int] | None = (0, 0)  # what is no progress; None: what is read next
         self._has_schedstat = True
 
     def read(self, *, closely: bool) -> ProcessSample | None:
@@ -86,9 +88,15 @@ class ProcessReader:
             return last._replace(
                 state=state, age_s=last.age_s + elapsed_s, busy_thread_ns=0, traced=traced, core_dumping=core_dumping
             )
+        if last is not None and last.start_ticks != start_ticks:
+            last = None
+        may_block = may_wait_for_exec(pid, state)
+        if may_block:
+            state = "D"  # also where it waits for a file system in another one
+        main_io_bytes, io_bytes = self._count_io(last, may_block=may_block)
         main_run_ns, main_wait_ns, main_wakes = self._read_main(fields, switches)
         busy_thread_ns = -1
-        if closely and last is not None and last.start_ticks == start_ticks:
+        if closely and last is not None:
             others_ns = (cpu_ns - last.cpu_ns) - (main_run_ns - last.main_run_ns)
             busy_thread_ns = self._read_threads(others_ns, elapsed_s)
         return ProcessSample(
@@ -101,16 +109,32 @@ class ProcessReader:
             main_run_ns=main_run_ns,
             main_wait_ns=main_wait_ns,
             main_wakes=main_wakes,
-            main_io_bytes=_read_io(f"/proc/{pid}/task/{pid}/io"),
+            main_io_bytes=main_io_bytes,
             major_faults=int(fields[9]),
             minor_faults=int(fields[7]),
             cpu_ns=cpu_ns,
-            io_bytes=_read_io(f"/proc/{pid}/io"),
+            io_bytes=io_bytes,
             children_cpu_ns=(int(fields[13]) + int(fields[14])) * _TICK_NS,
             busy_thread_ns=busy_thread_ns,
             traced=traced,
             core_dumping=core_dumping,
         )
+
+    def _count_io(self, last: ProcessSample | None, *, may_block: bool) -> tuple[int, int]:
+        """What its main thread has read and written, and what all its threads have.
+
+        Where that may not be read, it is what it was at the last sample. Where there was none, it is counted from the
+        next one on: all that came before would look as if it had been read and written since.
+        """
+        if may_block:
+            if last is None:
+                self._io_before = None
+            return (last.main_io_bytes, last.io_bytes) if last is not None else (0, 0)
+        read = _read_io(f"/proc/{self.pid}/task/{self.pid}/io"), _read_io(f"/proc/{self.pid}/io")
+        if last is None:
+            self._io_before = 0, 0
+        before = self._io_before = self._io_before or read
+        return read[0] - before[0], read[1] - before[1]
 
     def _read_main(self, fields: list[bytes], switches: int) -> tuple[int, int, int]:
         """Run time and waiting time of the main thread, and how often it was put on a processor."""

@@ -25,6 +25,7 @@ class Processes:
         self.counted: dict[int, dict[str, int]] = {}
         self.disk_waits: set[int] = set()
         self.wchan: dict[int, bytes] = {}
+        self.unreadable: set[int] = set()
         self.found = Connections(frozenset(), frozenset())
         self.asked_for: list[Collection[int]] = []
         monkeypatch.setattr(module, "read_stat", self.stat)
@@ -40,6 +41,7 @@ class Processes:
         pid = int(path.split("/")[2])
         if path.endswith("wchan"):
             return self.wchan.get(pid, b"0")
+        assert pid not in self.unreadable, "it would be waited for"
         return "".join(f"{name}: {value}\n" for name, value in self.counted.get(pid, {}).items()).encode()
 
     def connections(self, pids: Collection[int], _others: Iterable[int]) -> Connections:
@@ -129,6 +131,26 @@ def test_what_waits_for_a_disk_works(processes: Processes) -> None:
     processes.idle()
     processes.disk_waits.add(10)
     assert processes.pass_s(100) == {10: 0.0}
+
+
+@pytest.mark.parametrize("is_fuse", [False, True])
+def test_of_what_waits_for_a_file_system_no_numbers_are_read(processes: Processes, *, is_fuse: bool) -> None:
+    """Before Linux 5.7 they are waited for while it is in exec. What it did before is not work when it goes on."""
+    processes.start(10)
+    processes.add(10, "write_bytes", 500 * MIB)
+    assert processes.idle() == {10: 0.0}
+    if is_fuse:
+        processes.wchan[10] = b"request_wait_answer"
+    else:
+        processes.disk_waits.add(10)
+    processes.unreadable.add(10)
+    processes.now = 100.0
+    assert processes.idle() == {10: 0.0}
+    processes.unreadable.clear()
+    processes.disk_waits.clear()
+    processes.wchan.clear()
+    processes.now = 200.0
+    assert processes.idle() == {10: 100.0}
 
 
 @pytest.mark.parametrize(

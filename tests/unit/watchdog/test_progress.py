@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from saferun.linux import procfs
+from saferun.linux.small_files import read_bytes
 from saferun.watchdog import proc_sampler
 from saferun.watchdog.flight_recorder_seq import numbers_from
 from saferun.watchdog.proc_sampler import FamilyReader, ProcessReader, newest_pid
@@ -76,6 +78,77 @@ def test_what_is_read_and_written_is_counted(child: subprocess.Popen[bytes]) -> 
     later = read(reader)
     threads_bytes = (later.io_bytes - now.io_bytes) - (later.main_io_bytes - now.main_io_bytes)
     assert 50_000 <= threads_bytes < 55_000
+
+
+class OldKernel:
+    """One before Linux 5.7, on which reading what a process in exec has read and written waits for that."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waits = ""  # "D", "fuse" or nothing
+        self._read_file, self._read_bytes = proc_sampler._read, read_bytes
+        monkeypatch.setattr(procfs, "_EXEC_IS_WAITED_FOR", True)
+        monkeypatch.setattr(proc_sampler, "_read", self.read)
+        monkeypatch.setattr(procfs, "read_bytes", self.read_bytes)
+
+    def read(self, path: str) -> bytes:
+        assert not (self.waits and path.endswith("/io")), "the watch would wait"
+        content = self._read_file(path)
+        return content.replace(b") S ", b") D ") if self.waits == "D" and path.endswith("/stat") else content
+
+    def read_bytes(self, path: str, most_bytes: int) -> bytes:
+        is_fuse = self.waits == "fuse" and path.endswith("/wchan")
+        return b"request_wait_answer" if is_fuse else self._read_bytes(path, most_bytes)
+
+
+@pytest.mark.parametrize("waits", ["D", "fuse"])
+def test_a_process_that_may_be_in_exec_holds_nothing_up(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, waits: str
+) -> None:
+    """On an old kernel the supervisor waited with it for the file system of the program; nothing is missed so."""
+    kernel = OldKernel(monkeypatch)
+    reader = ProcessReader(child.pid)
+    before = read(reader)
+    do(child, "os.write(os.open('/dev/null', os.O_WRONLY), bytes(100_000))")
+    kernel.waits = waits
+    now = read(reader)
+    assert now.state == "D"  # one such wait after the other is progress
+    assert (now.main_io_bytes, now.io_bytes) == (before.main_io_bytes, before.io_bytes)
+    kernel.waits = ""
+    do(child, "pass")
+    now = read(reader)
+    assert now.state == "S"
+    assert 100_000 <= now.main_io_bytes - before.main_io_bytes < 110_000
+    assert 100_000 <= now.io_bytes - before.io_bytes < 110_000
+
+
+def test_what_was_done_before_a_process_could_be_read_is_no_progress(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = OldKernel(monkeypatch)
+    do(child, "os.write(os.open('/dev/null', os.O_WRONLY), bytes(1_000_000))")
+    kernel.waits = "D"
+    reader = ProcessReader(child.pid)
+    before = read(reader)
+    kernel.waits = ""
+    do(child, "pass")
+    now = read(reader)
+    assert (now.main_io_bytes, now.io_bytes) == (before.main_io_bytes, before.io_bytes)
+    do(child, "os.write(3, bytes(50_000))")
+    assert 50_000 <= read(reader).io_bytes - now.io_bytes < 60_000
+
+
+def test_newer_kernels_are_asked_whatever_a_process_waits_for(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a slow disk is written to is progress also where each sample finds the process in state D."""
+    kernel = OldKernel(monkeypatch)
+    monkeypatch.setattr(procfs, "_EXEC_IS_WAITED_FOR", False)
+    reader = ProcessReader(child.pid)
+    read(reader)
+    do(child, "pass")
+    kernel.waits = "D"
+    with pytest.raises(AssertionError, match="the watch would wait"):
+        read(reader)
 
 
 def test_a_process_that_has_not_run_is_not_read_again(
