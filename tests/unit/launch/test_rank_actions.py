@@ -119,7 +119,7 @@ def test_the_terminal_of_a_rank_that_could_not_start_is_not_watched_any_more() -
     context.screen = SimpleNamespace(panes=())
     context.current.group = group
     ranks = RankActions.__new__(RankActions)
-    exec_wait = SimpleNamespace(failed=lambda _pid: True)
+    exec_wait = SimpleNamespace(take_failed=lambda _pid: True)
     ranks.__dict__.update(_context=context, _reaper=Anything(), exec_wait=exec_wait, intake=Anything())
     try:
         ranks._begin_terminals(group)
