@@ -36,6 +36,8 @@ _OTHERS = {
     "tmux": "tmux",  # tests/process/test_tmux.py
     "zsh": "zsh",  # tests/unit/ctl/test_completion.py
     "fish": "fish",
+    "groff": "groff-base",
+    "gdb": "gdb",  # tests/process/test_core_tools.py
 }
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
 _POLICY = "/usr/sbin/policy-rc.d"

@@ -134,7 +134,9 @@ def test_a_man_page_has_nothing_that_man_stumbles_over(page: Callable[[], str], 
     assert text.isascii()
     assert not any(line.startswith(("'", "..")) for line in text.splitlines())
     if shutil.which("groff") is None:
-        return
+        can_be_had = os.geteuid() == 0 and shutil.which("apt-get") is not None
+        assert not (os.environ.get("CI") and can_be_had), "groff is not installed: `make test` installs it"
+        pytest.skip("groff is not installed")
     path = tmp_path / "page.1"
     path.write_text(text, encoding="ascii")
     done = subprocess.run(

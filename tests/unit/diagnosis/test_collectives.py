@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from saferun.diagnosis.collectives import compare
 from saferun.evidence.job_evidence import CollectiveCall, GroupProgress, RankCollectives
-from saferun.text.wording import ranks_text
 
 
 def call(seq: int, op: str = "all_reduce", sizes: str = "[[3]]", *, retired: bool = True) -> CollectiveCall:
@@ -287,22 +286,6 @@ def test_groups_of_one_name_are_told_apart() -> None:
     groups = (progress(call(1)), progress(call(1), group="nccl:0"))
     found = compare([RankCollectives(0, groups)], range(1))
     assert [stand.group for stand in found.groups] == ["default_pg (gloo:0)", "default_pg (nccl:0)"]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "words"),
-    [
-        ([3], "rank 3"),
-        ([1, 0], "ranks 0-1"),
-        ([5, 0, 2, 6, 7], "ranks 0, 2, 5-7"),
-        (
-            range(0, 80, 2),
-            "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42, … (40)",
-        ),
-    ],
-)
-def test_ranks_are_named_in_spans(ranks: Sequence[int], words: str) -> None:
-    assert ranks_text(ranks) == words
 
 
 # ----------------------------------------------------------------------------------------------------------- properties

@@ -200,7 +200,10 @@ def test_plain_words_are_searched_for_only_where_few_lines_have_them() -> None:
     assert literals
     assert not any(literal in line for literal in literals)
     parsed = re._parser.parse(_BY_ANY_PROGRAM.pattern.pattern)  # type: ignore[attr-defined]
-    starts = [branch[0] for branch in parsed[0][1][1]] if str(parsed[0][0]) == "BRANCH" else [parsed[0]]
+    # What all branches begin with stands before them.
+    ((_, branches),) = [argument for kind, argument in parsed if str(kind) == "BRANCH"]
+    starts = [branch[0] for branch in branches]
+    assert len(starts) == 3
     assert not any("REPEAT" in str(kind) for kind, _ in starts)
 
 

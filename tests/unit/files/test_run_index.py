@@ -62,5 +62,9 @@ def test_what_is_no_entry_is_neither_read_nor_removed(tmp_path: Path) -> None:
 def test_where_there_is_none_there_are_no_runs(tmp_path: Path) -> None:
     assert read_index("") == []
     assert read_index(str(tmp_path / "nowhere")) == []
-    (tmp_path / "link").symlink_to(tmp_path)
+    index = tmp_path / "saferun" / "runs"
+    index.mkdir(parents=True)
+    (index / "20200101-000000-0123456789abcdef").symlink_to("/old")
+    (tmp_path / "link").symlink_to(index)
+    assert len(read_index(str(index))) == 1
     assert read_index(str(tmp_path / "link")) == []

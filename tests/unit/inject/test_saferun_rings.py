@@ -96,7 +96,7 @@ def test_of_a_thread_that_fails_there_are_its_own(tmp_path: Path, memory: Path) 
     assert not any(event.endswith("<module>:1") for event in events)
 
 
-CHILD = """import os
+CHILD = """import os, sys
 child = os.fork()
 if not child:
     try:
@@ -107,7 +107,15 @@ os.waitpid(child, 0)
 """
 
 
-@pytest.mark.parametrize("child", ["step(1)", "import saferun; saferun.record(step)(1)"])
+@pytest.mark.parametrize(
+    "child",
+    [
+        "step(1)",
+        "import saferun; saferun.record(step)(1)",
+        # As multiprocessing frameworks do: a child that is ended by os._exit never gets to the interpreter's own call.
+        "step(1)\n    except ValueError:\n        sys.excepthook(*sys.exc_info())",
+    ],
+)
 def test_a_forked_child_leaves_neither_record_nor_calls(child: str, tmp_path: Path, memory: Path) -> None:
     """And the rank's own calls are the rank's, whatever its children do."""
     assert "exceptions" not in record_of(tmp_path, memory, FAILS + CHILD.format(child=child))

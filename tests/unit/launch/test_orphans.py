@@ -40,6 +40,12 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
     return Processes(monkeypatch)
 
 
+def test_no_secret_is_in_the_name_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands on the console, and in the files of the run."""
+    monkeypatch.setattr(orphans, "read_cmdline", lambda _pid: ["up", "--token=hidden"])
+    assert orphans._name(1) == "up --token=<redacted>"
+
+
 def test_one_that_waits_for_a_disk_is_at_work(processes: Processes) -> None:
     """An upload of what the rank has written is in state D most of the time: it is waited for like any other."""
     processes.orphans.begin(0.0, 0.1, wait_s=600.0, idle_s=30.0)

@@ -68,7 +68,7 @@ def test_the_first_of_many_hosts_needs_room_for_the_connections_of_all(root: Roo
     assert result.message == (
         "a process may open 4096 files, at most, and the leader of 2000 hosts may need 10048 for its stores"
     )
-    assert "first of" not in check_open_files(job._replace(serves=False)).message
+    assert "the leader of" not in check_open_files(job._replace(serves=False)).message
     root.limits(open_files="4096 16384")
     assert check_open_files(job).verdict == "ok"
 
