@@ -51,19 +51,19 @@ def run_to_end(command: Sequence[str], environ: Mapping[str, str], *, capture: b
         KeyboardInterrupt: it was stopped by Ctrl-C, and has ended.
     """
     with ExitStack() as stack:
-        told = _ToldEnd(stack) if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN else None
+        reported = _ReportedEnd(stack) if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN else None
         process = subprocess.Popen(
-            command if told is None else told.command(command),
+            command if reported is None else reported.command(command),
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if capture or not _is_plain(sys.stdout, sys.__stdout__) else None,
             stderr=subprocess.PIPE if capture or not _is_plain(sys.stderr, sys.__stderr__) else None,
             # A Ctrl-C is sent on, once; a notebook's reaches this process alone.
             start_new_session=True,
-            pass_fds=() if told is None else (told.write_fd,),
+            pass_fds=() if reported is None else (reported.write_fd,),
         )
         kept = _follow(process, capture=capture)
-        pid, code = (process.pid, process.returncode) if told is None else told.read()
+        pid, code = (process.pid, process.returncode) if reported is None else reported.read()
     return EndedLaunch(pid, code, kept[0].text(), kept[1].text())
 
 
@@ -72,7 +72,7 @@ def _is_plain(stream: object, original: object) -> bool:
     return stream is original and stream is not None
 
 
-class _ToldEnd:
+class _ReportedEnd:
     """How a launch ends where SIGCHLD is ignored: the kernel reaps it, and Python takes that for exit code 0.
 
     Args:

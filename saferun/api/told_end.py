@@ -35,11 +35,11 @@ def main(fd: int, parent: int, command: Sequence[str]) -> None:
     for signum in _PASSED_ON:
         signal.signal(signum, lambda received, _: process.send_signal(received))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
-    _tell(fd, process.pid)
-    _tell(fd, process.wait())
+    _report(fd, process.pid)
+    _report(fd, process.wait())
 
 
-def _tell(fd: int, number: int) -> None:
+def _report(fd: int, number: int) -> None:
     with suppress(OSError):  # the program has been killed: the launch still ends in its own time
         os.write(fd, f"{number}\n".encode())
 

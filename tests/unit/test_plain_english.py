@@ -137,6 +137,7 @@ def _standard(word: str) -> str:
 # --------------------------------------------------------------------------------------------------- comments and names
 
 ROOMS = (
+    "api",
     "launch",
     "supervisor",
     "watchdog",
@@ -164,6 +165,14 @@ _IN_NAMES = re.compile(
     r"(?:^|_)(?:anew|anybody|bereft|everybody|knock|look|looks|looked|nobody|said|say|says|sight|somebody|standing|tell"
     r"|told|trouble|troubles|whoever|words)(?:_|$)"
 )
+
+
+def test_every_room_is_read() -> None:
+    """A new one would escape the rules below."""
+    package = _ROOT / "saferun"
+    folders = {path.name for path in package.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    files = {path.name for path in package.glob("*.py") if not path.name.startswith("__")}
+    assert set(ROOMS) == folders | files
 
 
 def _sources() -> Iterator[Path]:

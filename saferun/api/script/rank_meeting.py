@@ -115,7 +115,7 @@ class StoreMeeting:
         self._delete(self._key(str(rank)))
 
     def _remove_last(self) -> None:
-        """All have come to this meeting, so all have left the one before."""
+        """All have come to this meeting, so all have left the previous one."""
         if self._store is not None and self._number > 1:
             self._delete(self._key(str(self.rank), self._number - 1))
 

@@ -45,8 +45,8 @@ def print_in_order(*values: object, group: ProcessGroup | None = None, timeout_s
         missing = error.ranks
     lines = []
     for rank in meeting.ranks:
-        said = meeting.read(rank).decode(errors="replace") if rank not in missing else "(has not come)"
-        lines += [f"rank {rank}: {line}" for line in said.replace("\0", "").split("\n")]
+        printed = meeting.read(rank).decode(errors="replace") if rank not in missing else "(has not come)"
+        lines += [f"rank {rank}: {line}" for line in printed.replace("\0", "").split("\n")]
     print(printable_lines("\n".join(lines)), flush=True)  # noqa: T201 - as above
     for rank in meeting.ranks:
         if rank not in missing:
