@@ -152,7 +152,7 @@ PURE = (
     "watchdog/stragglers",
     "watchdog/verdicts",
 )
-# Neither ``signal`` nor ``sys`` is among them: the numbers of signals and the order of bytes are plain values. What does
+# ``signal`` and ``sys`` are not among them: the numbers of signals and the order of bytes are plain values. What does
 # something is below.
 IMPURE_MODULES = frozenset(
     [

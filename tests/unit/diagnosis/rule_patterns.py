@@ -6,7 +6,7 @@ import pkgutil
 from collections.abc import Iterator
 from importlib import import_module
 
-from saferun.diagnosis import causes
+from saferun.diagnosis import causes, frames, job_hosts, tracebacks
 from saferun.diagnosis.causes.texts import TextRule
 from saferun.diagnosis.lazy_patterns import LazyPattern
 
@@ -17,6 +17,16 @@ def patterns_of_rules() -> list[LazyPattern]:
     values = (value for module in modules for value in vars(module).values())
     found = (pattern for value in values for pattern in _patterns_in(value))
     return list({(pattern.pattern, pattern.flags): pattern for pattern in found}.values())
+
+
+def patterns_of_lines() -> list[LazyPattern]:
+    """Those by which tracebacks, frames and hosts are read, whatever they mean."""
+    return [
+        pattern
+        for module in (frames, job_hosts, tracebacks)
+        for value in vars(module).values()
+        for pattern in _patterns_in(value)
+    ]
 
 
 def _patterns_in(value: object) -> Iterator[LazyPattern]:

@@ -26,7 +26,7 @@ from saferun.diagnosis.causes.failure import read_failure
 from saferun.evidence.diagnosis_values import Cause
 from saferun.evidence.job_evidence import Evidence, RankOutput
 from saferun.model import ExitStatus, RankEnd
-from tests.unit.diagnosis.rule_patterns import patterns_of_rules
+from tests.unit.diagnosis.rule_patterns import patterns_of_lines, patterns_of_rules
 
 PATH = Path(__file__).parent / "message_lines.txt"
 LATER = tuple(
@@ -274,6 +274,16 @@ def test_no_rule_takes_long_whatever_a_rank_prints() -> None:
         found = list(repetitions(re._parser.parse(pattern)))  # type: ignore[attr-defined]
         assert all(most <= 500 for _, most in found), pattern
         assert all(depth <= 2 for depth, _ in found), pattern
+
+
+def test_no_pattern_of_a_traceback_takes_long_whatever_a_rank_prints() -> None:
+    """Lines and names have bounds of their own, so that a repetition needs none unless it stands in another."""
+    patterns = patterns_of_lines()
+    assert len(patterns) > 10
+    for pattern in patterns:
+        found = list(repetitions(re._parser.parse(pattern.pattern)))  # type: ignore[attr-defined]
+        assert all(depth <= 2 for depth, _ in found), pattern
+        assert all(most <= 600 for depth, most in found if depth > 1), pattern
 
 
 if __name__ == "__main__":
