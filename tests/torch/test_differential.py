@@ -82,9 +82,11 @@ RECORDED = [case for case in CASES if RECORDINGS.find(case)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", RECORDED, ids=[case.name for case in RECORDED])
-def test_torchrun_does_what_was_recorded_of_it(case: Case, folder: Path) -> None:
+@pytest.mark.parametrize("case", RECORDED or [None], ids=lambda case: case.name if case else "none")
+def test_torchrun_does_what_was_recorded_of_it(case: Case | None, folder: Path) -> None:
     """A recording that is no longer true would have saferun do what torchrun does not."""
+    if case is None:
+        pytest.skip("nothing is recorded of this release of torch and Python")
     port = own_port()
     scene = Scene.of(case, folder, port)
     recording = RECORDINGS.find(case)
