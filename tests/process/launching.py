@@ -437,6 +437,9 @@ def running(
             job.wait()
             # saferun waits half a second for the end of its helpers; on a busy machine one may be later.
             job.assert_nothing_left(HELPERS_END_S)
+        if (folder / "stderr").exists():
+            # Python goes on without what ``in_saferun`` was to do, and the test would be one of a healthy job.
+            assert "Error in sitecustomize" not in job.err
         assert_all_listed(job.run_dir)
     except Exception:
         if (folder / "stderr").exists():

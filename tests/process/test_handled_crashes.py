@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -129,13 +128,10 @@ def test_the_end_does_not_wait_for_a_file_system_that_does_not_answer(
     watch.begin_at(0.0)
     watch.tick(1.0)
     [pid] = watch.pids
-    began = time.monotonic()
     watch.close(below=True)
-    took_s = time.monotonic() - began
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     poller.close()
     notes.close()
-    assert 0.3 < took_s < 5
 
 
 QUIT = """

@@ -166,7 +166,7 @@ def test_what_breaks_costs_the_comparison_and_nothing_else(tmp_path: Path, what:
 def test_a_slow_rank_is_named_though_nothing_can_be_read_beside_it(tmp_path: Path) -> None:
     broken = (
         "import saferun.launch.slow_ranks as one\n    one._ANSWER_S = 0.5\n"
-        "    one.SlowRanks._begin_beside = lambda self, pids: None"
+        "    one.SlowRankWatch._begin_beside = lambda self, pids: None"
     )
     environ = customized(tmp_path, in_saferun(broken))
     run = tmp_path / "run"

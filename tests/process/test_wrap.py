@@ -215,8 +215,11 @@ def test_a_mistake_of_saferuns_own_costs_only_the_scripts_exit_code(folder: Path
         folder, END_AS_TOLD, *QUIET, "--wrap", "*:nice", nproc=2, arguments=("0", "0"), environ=environ, store=False
     ) as job:
         job.hear("ready", 2)
+        if member in {"begin", "tick", "_take"}:
+            until(lambda: "RuntimeError: a mistake" in job.err, "it is reached")
         job.release("end")
         assert job.wait() == 0, job.err
+        assert "RuntimeError: a mistake" in job.err
 
 
 @pytest.mark.slow
