@@ -65,15 +65,23 @@ def freeze(job: Job, disk: FileSystem) -> None:
     """Freeze the disk while a launch runs whose files are there, and wait until it is known."""
     path = disk.inside(disk.path / "run")
     until(
-        lambda: all(b"first" in file.read_bytes() for file in rank_files(path)) and rank_files(path), "files are there"
+        lambda: all(b"first" in file.read_bytes() for file in found_files(path)) and found_files(path),
+        "files are there",
     )
     disk.freeze()
     job.release("talk")
     until(lambda: "does not answer" in job.err, "it is said")
 
 
-def rank_files(run_dir: Path) -> list[Path]:
+def found_files(run_dir: Path) -> list[Path]:
     return sorted(run_dir.glob("*/attempt_0/rank_*/stdout.log"))
+
+
+def rank_files(run_dir: Path) -> list[Path]:
+    """Those of both ranks."""
+    files = found_files(run_dir)
+    assert len(files) == 2
+    return files
 
 
 def test_a_job_goes_on_without_its_files_which_catch_up(tmp_path: Path, disk: FileSystem) -> None:
@@ -122,7 +130,7 @@ def test_ranks_do_not_wait_for_a_disk_that_is_far_too_slow(tmp_path: Path) -> No
         job.hear("ready", 2)
         path = disk.inside(disk.path / "run")
         until(
-            lambda: len(rank_files(path)) == 2 and all(file.read_bytes() for file in rank_files(path)),
+            lambda: len(found_files(path)) == 2 and all(file.read_bytes() for file in found_files(path)),
             "files are there",
         )
         disk.slow_down()
@@ -331,7 +339,7 @@ def test_a_disk_that_is_frozen_from_the_start_keeps_no_job_from_running(tmp_path
 def test_a_writer_that_is_killed_is_replaced_once_and_never_ends_a_job(tmp_path: Path) -> None:
     with running(tmp_path, TALK, nproc=2, store=False) as job:
         job.hear("ready", 2)
-        until(lambda: len(rank_files(job.run_dir)) == 2, "files are there")
+        until(lambda: len(found_files(job.run_dir)) == 2, "files are there")
         first = writer_of(job)
         kill(first, signal.SIGKILL)
         until(lambda: "is replaced" in job.err, "that is said")
