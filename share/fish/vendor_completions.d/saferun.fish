@@ -45,7 +45,7 @@ complete -c saferun -l preflight -x -a 'on warn off only' -d 'check names, ports
 complete -c saferun -l preflight-full -d 'test every pair of hosts, on every network interface; without it each host tests a few others'
 complete -c saferun -l health -x -a 'quick full off' -d 'check the health of each host before each attempt: network errors, GPUs, kernel log, storage; full: also multiply matrices for a second and run an all_reduce on each host, which takes as long as importing torch'
 complete -c saferun -l health-path -r -d 'storage that has to answer before an attempt (a warning if it does not); can be given several times'
-complete -c saferun -l nic -r -d 'network interfaces to use between hosts: sets the variables of gloo, NCCL, RCCL and UCX; auto: the fastest interface over which all hosts reach each other'
+complete -c saferun -l nic -r -d 'network interfaces to use between hosts: sets the variables of gloo, NCCL, RCCL and UCX; auto: the fastest interface over which all hosts reach each other (default: each library chooses)'
 complete -c saferun -l start-retries -x -d 'how often to retry a start that failed for a transient reason; a start ends when every rank has returned from init_process_group'
 complete -c saferun -l leftovers -x -a 'wait end leave' -d 'processes that ranks leave behind when all have exited with code 0; wait: for those that are busy (an upload), and end idle ones; end: end all; leave: leave them running, as torchrun does. After a failure those in the ranks\' sessions are ended; others with end, or if they hold a GPU or MASTER_PORT or are ranks of an inner launcher'
 complete -c saferun -l leftovers-timeout -x -d 'with --leftovers wait: seconds to wait at most'
