@@ -241,21 +241,11 @@ class Investigation(PartBase):
 
     def is_victim(self, rank: int) -> bool:
         """Whether a rank that has failed is the victim of another, as far as that is known at once."""
-        return self._has_imported and bool(self._guarded("find out why a rank failed", self._is_victim, rank))
+        return self._has_imported and bool(self._guarded("find out why a rank failed", _is_victim, self._record, rank))
 
     def is_cause_shown(self) -> bool:
         """Whether a rank of this host has failed by itself, as far as that is known at once."""
-        return self._has_imported and bool(self._guarded("find out why a rank failed", self._is_cause_shown))
-
-    def _is_cause_shown(self) -> bool:
-        from saferun.diagnosis.pending_cause import is_shown
-
-        return is_shown(self._record.gather(None))
-
-    def _is_victim(self, rank: int) -> bool:
-        from saferun.diagnosis.pending_cause import is_victim
-
-        return is_victim(self._record.gather(None), rank)
+        return self._has_imported and bool(self._guarded("find out why a rank failed", _is_cause_shown, self._record))
 
     def _begin_diagnosis(self, action: Diagnose) -> None:
         from saferun.launch.incident_failure import FailureIncident
@@ -303,3 +293,15 @@ class Investigation(PartBase):
             return peer_lines(self._context, self._record, diagnosis, decision, restarting=restarting)
 
         return self._guarded("notify the other hosts", peer_lines) or [f"saferun: {diagnosis.headline}"]
+
+
+def _is_cause_shown(record: AttemptRecord) -> bool:
+    from saferun.diagnosis.pending_cause import is_shown
+
+    return is_shown(record.gather(None))
+
+
+def _is_victim(record: AttemptRecord, rank: int) -> bool:
+    from saferun.diagnosis.pending_cause import is_victim
+
+    return is_victim(record.gather(None), rank)
