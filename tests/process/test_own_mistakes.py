@@ -2,31 +2,57 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import signal
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.process.launching import END_AS_TOLD, HELPERS_END_S, customized, in_saferun, read_stat, running, until
+from tests.process.launching import (
+    DEADLINE_S,
+    END_AS_TOLD,
+    HELPERS_END_S,
+    customized,
+    in_saferun,
+    read_stat,
+    running,
+    until,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-HEALTHY = "import time; time.sleep(0.4)"
-# The first attempt fails, the second succeeds.
+# Its ranks stay until the mistake is reached, or for so long: some are reached at the end alone.
+HEALTHY = """
+import os, sys, time
+print("it runs", flush=True)
+reached, longest_s = sys.argv[1], float(sys.argv[2])
+end = time.monotonic() + longest_s
+while not os.path.exists(reached) and time.monotonic() < end:
+    time.sleep(0.02)
+time.sleep(0.4)
+"""
+# The first attempt fails, and its other rank is ended; the second succeeds.
 RESTARTED = """
 import os, sys, time
+print("it runs", flush=True)
 time.sleep(0.4)
-sys.exit(3 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "0" else 0)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "0":
+    raise ValueError("wrong")
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    time.sleep(1000)
 """
+# Another process has to be ready before they are called.
+LATE = {"EventLog.note", "EventLog.write_torch_version", "Investigation.imported"}
+LATE |= {f"ControlPart.{name}" for name in ("deadline", "tick", "close")}
 # What each of them takes is wanted at the ends of attempts, too.
 MISTAKES = [
     ("launch.core_part", "CorePart", "prepare"),
     ("launch.investigation", "Investigation", "diagnose"),
     ("launch.event_log", "EventLog", "_write_run_json"),
     ("console.screen", "Screen", "tick"),
-    ("console.rank_stream", "RankStream", "last_lines"),
 ]
 MORE_MISTAKES = [
     ("launch.investigation", "Investigation", "ranks_started"),
@@ -45,20 +71,21 @@ MORE_MISTAKES = [
     *(("launch.hang_watch", "HangWatch", name) for name in ("begin", "tick", "rank_ended", "end", "deadline")),
     *(("launch.idle_imports", "IdleImports", name) for name in ("import_now", "seal", "tick", "_request", "_have")),
     *(("launch.incident_log", "IncidentLog", name) for name in ("add", "finish", "write", "last_headline")),
-    *(("launch.lint_part", "LintPart", name) for name in ("begin_soon", "cancel", "tick", "deadline")),
+    *(("launch.lint_part", "LintPart", name) for name in ("begin_soon", "cancel", "tick")),
     *(("launch.orphaned_segments", "OrphanedSegments", name) for name in ("note", "sweep", "pids", "on_exit")),
-    *(("launch.orphans", "Orphans", name) for name in ("_scan", "sweep", "end", "tick", "_is_ours")),
+    *(("launch.orphans", "Orphans", name) for name in ("_scan", "sweep", "end", "tick")),
     *(("launch.page_part", "PagePart", name) for name in ("prepare", "request", "pids", "tick", "deadline")),
     *(("launch.passed_signals", "PassedSignals", name) for name in ("tick", "deadline")),
     *(("launch.preflight_part", "PreflightPart", name) for name in ("begin_beside", "_tick", "settle", "pids")),
     *(("launch.retry_waits", "RetryWaits", name) for name in ("tick", "_end", "_on_readable")),
     *(("launch.torchrun_events", "TorchrunEvents", name) for name in ("_forward", "_forward_own")),
     *(("launch.attempt_end", "AttemptEnd", name) for name in ("_draw_up_waits", "_write_end")),
+    ("console.rank_stream", "RankStream", "last_lines"),
     *(("console.console_stream", "ConsoleStream", name) for name in ("feed", "show", "close")),
     *(("console.screen", "Screen", name) for name in ("deadline", "fold", "_fold")),
     *(("console.folding", "Folding", name) for name in ("wants", "tick", "notes", "deadline")),
     ("launch.failed_rank_files", "LeftFiles", "read"),
-    *(("launch.asked_stacks", "AskedStacks", name) for name in ("deadline", "tick", "close")),
+    *(("launch.control_part", "ControlPart", name) for name in ("deadline", "tick", "close")),
     *(("linux.core_watch", "CoreWatch", name) for name in ("begin_at", "tick", "pids", "on_exit")),
 ]
 
@@ -72,19 +99,27 @@ MORE_MISTAKES = [
 )
 def test_the_job_goes_on_without(tmp_path: Path, module: str, name: str, member: str) -> None:
     """Both where all is well, and where ranks fail and are restarted."""
+    owner = getattr(importlib.import_module(f"saferun.{module}"), name)
+    is_property = isinstance(inspect.getattr_static(owner, member), property)
+    reached = tmp_path / "reached"
     planted = (
-        f"import inspect; from saferun.{module} import {name} as owner\n"
-        "    def fail(*_, **__): raise RuntimeError('a mistake')\n"
-        f"    is_property = isinstance(inspect.getattr_static(owner, {member!r}), property)\n"
-        f"    setattr(owner, {member!r}, property(fail) if is_property else fail)"
+        f"from saferun.{module} import {name} as owner\n"
+        "    def fail(*_, **__):\n"
+        f"        open({str(reached)!r}, 'w').close()\n"
+        "        raise RuntimeError('a mistake')\n"
+        f"    owner.{member} = {'property(fail)' if is_property else 'fail'}"
     )
     environ = customized(tmp_path, in_saferun(planted))
-    with running(tmp_path / "healthy", HEALTHY, nproc=2, environ=environ, store=False) as job:
-        assert job.wait() == 0, job.err
+    arguments = [str(reached), "60" if f"{name}.{member}" in LATE else "2"]
+    # The version of torch is the coordinator's.
+    store = member == "write_torch_version"
+    with running(tmp_path / "healthy", HEALTHY, nproc=2, arguments=arguments, environ=environ, store=store) as job:
+        assert job.wait(2 * DEADLINE_S) == 0, job.err
     with running(
-        tmp_path / "restarted", RESTARTED, "--max_restarts", "1", nproc=2, environ=environ, store=False
+        tmp_path / "restarted", RESTARTED, "--max_restarts", "1", nproc=2, environ=environ, store=store
     ) as job:
-        assert job.wait() == 0, job.err
+        assert job.wait(2 * DEADLINE_S) == 0, job.err
+    assert reached.exists(), f"{name}.{member} is never called here"
 
 
 # With a color on stderr, for which its last lines are read by a module that is not there.
