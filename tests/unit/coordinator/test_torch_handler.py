@@ -62,7 +62,7 @@ class Handler:
 
 def meeting(remaining_s: float = 60.0, conf: dict[str, str] | None = None, connect_s: float = 0.0) -> Any:
     """A rendezvous under way."""
-    request = SimpleNamespace(backend="c10d", endpoint="node1", conf=conf or {}, connect_s=connect_s)
+    request = SimpleNamespace(backend="c10d", endpoint="node1", conf=conf or {}, connect_s=connect_s, attempt=0)
     return SimpleNamespace(
         request=request,
         run_id="job",

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from saferun.launch import orphans
+from saferun.launch import orphans, process_names
 from saferun.launch.orphans import Orphans
 from saferun.linux import activity, connections
 from saferun.linux.procfs import Stat
@@ -42,8 +42,8 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
 
 def test_no_secret_is_in_the_name_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """It stands on the console, and in the files of the run."""
-    monkeypatch.setattr(orphans, "read_cmdline", lambda _pid: ["up", "--token=hidden"])
-    assert orphans._name(1) == "up --token=<redacted>"
+    monkeypatch.setattr(process_names, "read_cmdline", lambda _pid: ["up", "--token=hidden"])
+    assert process_names.process_name(1) == "up --token=<redacted>"
 
 
 def test_one_that_waits_for_a_disk_is_at_work(processes: Processes) -> None:
