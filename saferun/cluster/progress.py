@@ -12,7 +12,7 @@ from typing import Protocol
 
 from saferun.cluster.silence import Progress
 from saferun.linux.poller import Poller
-from saferun.linux.small_files import modified_ns
+from saferun.linux.small_files import has_own_processes, modified_ns
 from saferun.text.script_state import ScriptState
 from saferun.watchdog.flight_recorder_seq import NumbersQuery
 from saferun.watchdog.proc_sampler import FamilyReader, newest_pid
@@ -119,12 +119,14 @@ class ProgressWatch:
             family = self._families[rank.pid] = FamilyReader(rank.pid)
         family.walk(now, newest, self._span_s)
         found = family.read(read_descendants=True)
-        if found is None:
-            return 0
-        principal, others = found
         script = rank.read_script()
         if script is not None and script.phase is not None and script.phase.since <= now:
             self._announced = max(self._announced, min(script.phase.until, now))
+        if found is None:
+            if not has_own_processes():
+                self._moved = self._active = now  # nothing can be seen of any rank: they are taken to be at work
+            return 0
+        principal, others = found
         beat_ns = modified_ns(rank.heartbeat_file)
         written = rank.output_bytes()
         sample = RankSample(rank.local_rank, rank.rank, principal, others, family.is_wrapper, written, beat_ns, script)

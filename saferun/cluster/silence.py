@@ -5,7 +5,8 @@ its saferun was stopped (SIGSTOP). If the host is dead, all ranks that wait for 
 can be observed tell the two apart: while they make progress the job goes on, and a verdict is due only when they stop.
 
 A rank whose script has announced a long phase (``saferun.expect``) may do nothing that can be seen, and the others wait
-for it: while one is in such a phase, that counts as progress, unless the silent host is known to be gone.
+for it: while one is in such a phase, that counts as progress. If the silent host is known to be gone, only the phases
+that other hosts report count.
 
 A host may also be paused for a while (a virtual machine that is moved), or a switch may restart: then all ranks stand
 still and go on later. Where an early end would gain nothing, since no other attempt could follow it, such a host is

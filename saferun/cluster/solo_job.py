@@ -217,6 +217,7 @@ class SoloJob:
         def on_asked() -> None:
             self._post(StoreUnavailable(time.monotonic(), self._attempt(), what, hint))
 
+        self._ignore_ranks()  # of a coordinator that was lost before
         self._askers = StoreAskers(listener, self._poller, on_asked)
 
     def _ignore_ranks(self) -> None:

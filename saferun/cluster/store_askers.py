@@ -16,7 +16,8 @@ GREETING = b"\0" + (0x3C85F7CE).to_bytes(4, sys.byteorder)
 _MOST_AT_ONCE = 64
 # Of connections on which nothing is sent the newest are kept: a rank sends the greeting as soon as it has connected.
 _MOST_PENDING = 32
-_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+# ENOSPC: the user watches as many descriptors as one may.
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC})
 
 
 class StoreAskers:

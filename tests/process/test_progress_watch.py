@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from saferun.cluster import progress as progress_module
 from saferun.cluster.progress import ProgressWatch
 from saferun.linux.poller import Poller
 from saferun.text.script_state import ReportedPhase, ScriptState
@@ -110,3 +111,15 @@ def test_heartbeats_that_a_script_sends_are_progress(tmp_path: Path) -> None:
         return progress.watched_s > SPAN_S and progress.still_s < SPAN_S / 4
 
     watched(WAITS, is_seen, heartbeat_file=str(beats))
+
+
+def test_ranks_of_which_nothing_can_be_seen_are_taken_to_be_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No host is lost because /proc is that of another PID namespace."""
+    monkeypatch.setattr(progress_module, "has_own_processes", lambda: False)
+    monkeypatch.setattr(progress_module.FamilyReader, "read", lambda _self, **_: None)
+
+    def is_seen(watch: ProgressWatch, now: float) -> bool:
+        progress = watch.progress(now, runs=True)
+        return progress.watched_s > SPAN_S and progress.still_s < SPAN_S / 4
+
+    watched(WAITS, is_seen)
