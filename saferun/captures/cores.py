@@ -37,7 +37,7 @@ from saferun.linux.core_files import (
 from saferun.linux.core_limits import core_limit, room_bytes
 from saferun.linux.core_notes import CoreError, CoreNotes, read_core_notes
 from saferun.linux.core_pattern import CorePattern, read_core_pattern, room_for_core
-from saferun.linux.procfs import is_core_dumping, mount_of, mounts_of
+from saferun.linux.procfs import is_core_dumping, mount_of, own_mounts
 from saferun.linux.scratch import current_directory
 from saferun.model import Value
 from saferun.text.evidence_redaction import threads_without_secrets
@@ -171,7 +171,7 @@ def _silent_file_system(request: CoreRequest, pattern: CorePattern) -> str:
     # The interpreter reads the cores, too.
     for path in dict.fromkeys([*paths, sys.executable]):
         if not responds(path, _ANSWER_S):
-            return mount_of(path, mounts_of(os.getpid())) or path
+            return mount_of(path, own_mounts()) or path
     return ""
 
 

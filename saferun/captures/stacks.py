@@ -25,7 +25,7 @@ from saferun.captures.wire import DEAD_FILE_SYSTEM, NOT_READY
 from saferun.captures.worker_server import dump_by_worker_server
 from saferun.evidence.job_evidence import StackDump, ThreadStack
 from saferun.linux.memory_limit import TOO_MUCH, limited_memory
-from saferun.linux.procfs import mount_of, mounts_of
+from saferun.linux.procfs import mount_of, own_mounts
 from saferun.linux.small_files import has_own_processes, read_link
 from saferun.text.wording import NOT_PYTHON
 
@@ -329,7 +329,7 @@ def _threads_of(end: ToolEnd, pid: int) -> tuple[tuple[ThreadStack, ...], str]:
 
 def _libraries(pids: Iterable[int]) -> list[str]:
     """One mapped file of the processes for each file system."""
-    mounts = mounts_of(os.getpid())
+    mounts = own_mounts()
     found: dict[str, str] = {}
     for pid in pids:
         with suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
@@ -341,7 +341,7 @@ def _libraries(pids: Iterable[int]) -> list[str]:
 
 
 def _hang_text(path: str) -> str:
-    return f"{DEAD_FILE_SYSTEM}{mount_of(path, mounts_of(os.getpid())) or path} does not answer"
+    return f"{DEAD_FILE_SYSTEM}{mount_of(path, own_mounts()) or path} does not answer"
 
 
 def _may_be_python(process: Process) -> bool:

@@ -17,7 +17,7 @@ from saferun.linux.children import Child, SpawnError, begin_spawn, spawn_error
 from saferun.linux.descriptors import close_all_but, open_null
 from saferun.linux.memory_limit import limit_files, limit_memory
 from saferun.linux.prctl import die_with_parent
-from saferun.linux.procfs import mount_of, mounts_of, read_stat
+from saferun.linux.procfs import mount_of, own_mounts, read_stat
 from saferun.model import Value
 
 _OUTPUT_LIMIT_BYTES = 8 << 20
@@ -221,7 +221,7 @@ class _Running:
 
     def _hung_start_text(self) -> str:
         path = self.tool.argv[0]
-        mount = mount_of(path, mounts_of(os.getpid())) or path
+        mount = mount_of(path, own_mounts()) or path
         return f"{self.name} cannot be started: the file system at {mount} does not answer"
 
     def _reap(self, *, failed: bool) -> int | None:

@@ -221,15 +221,14 @@ class Sink:
         self._fresh = False
         return fd
 
-    def _compare_size(self, size_bytes: int) -> bool:
-        """Whether the file has the size that it should have; if not, it is taken as it is.
+    def _compare_size(self, size_bytes: int) -> None:
+        """Take the file as it is where it has not the size that it should have.
 
-        Others truncate it (logrotate's copytruncate): nothing is where it was, and what was left out is unknown.
+        Others truncate it (logrotate's copytruncate) or write to it: nothing is where it was, and what was left out is
+        unknown.
         """
-        is_ours = size_bytes == self.size_bytes
-        if not is_ours:
+        if size_bytes != self.size_bytes:
             self.position, self.cut = size_bytes, NO_CUT
-        return is_ours
 
     def _opened_again(self, flags: int, directory: QuietCheck, blocks: deque[memoryview]) -> int:
         """The file; one that has been removed is made again, with a note, unless its directory may be being removed.
@@ -293,7 +292,10 @@ class Sink:
                 return
             fd = self._opened(os.O_RDWR)
             try:
-                if self._compare_size(os.fstat(fd).st_size):
+                size_bytes = os.fstat(fd).st_size
+                is_truncated = size_bytes < self.size_bytes
+                self._compare_size(size_bytes)
+                if not is_truncated:
                     self.cut = leave_out_middle(fd, self.cut, self.size_bytes, self.keep_bytes, self._left_out_for)
             finally:
                 os.close(fd)

@@ -9,7 +9,6 @@ to the console alone, and what the files miss is counted and noted in them.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -21,7 +20,7 @@ from saferun.linux.bare_socket import Socket
 from saferun.linux.children import KILLED_S, await_exits
 from saferun.linux.helper import Helper, PartBase
 from saferun.linux.poller import Poller
-from saferun.linux.procfs import mount_of, mounts_of, read_stat
+from saferun.linux.procfs import mount_of, own_mounts, read_stat
 from saferun.model import JsonObject
 
 # Small enough to stay in a processor's cache, and large enough for the writer to write in large pieces.
@@ -467,5 +466,5 @@ class WriterClient(PartBase):
 
 def _mount_point(path: str) -> str:
     """`` at /lustre``: what a path is on, as far as /proc says."""
-    mount = mount_of(path, mounts_of(os.getpid()))
+    mount = mount_of(path, own_mounts())
     return f" at {mount}" if mount else ""

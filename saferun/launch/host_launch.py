@@ -29,7 +29,7 @@ from saferun.launch.signal_wakeup import Wakeup
 from saferun.launch.torchrun_events import TorchrunEvents
 from saferun.linux.children import await_exits
 from saferun.linux.reaper import Reaper
-from saferun.linux.small_files import has_own_processes
+from saferun.linux.small_files import has_own_processes, read_link
 from saferun.model import ABORT_NO_FAILURES
 from saferun.supervisor import actions
 from saferun.supervisor.events import LaunchRequested
@@ -228,14 +228,10 @@ class HostLaunch:
     def run(self) -> actions.Finish:
         """Carry the launch out. Returns how saferun is to end."""
         self._wakeup.open()
-        if not has_own_processes():
-            self._context.warn(
-                "/proc does not show the processes of this PID namespace (unshare without --mount-proc, bwrap without "
-                "--proc): no hang is noticed, stacks are missing, and what ranks leave running is not ended"
-            )
         self._context.post(LaunchRequested(time.monotonic(), 0))
         finish: actions.Finish | None = None
         try:
+            self._context.guarded("see whether /proc is that of this namespace", self._warn_of_proc)
             finish = self._context.loop.run(self._actions())
         except Exception:
             self._context.supervisor.story.is_wanted = True
@@ -243,6 +239,16 @@ class HostLaunch:
         finally:
             self._end(has_finished=finish is not None)
         return finish
+
+    def _warn_of_proc(self) -> None:
+        if has_own_processes():
+            return
+        why = "is not mounted"
+        if read_link("/proc/self"):
+            why = "shows another PID namespace (unshare without --mount-proc, bwrap without --proc)"
+        self._context.warn(
+            f"/proc {why}: no hang is noticed, stacks are missing, and what ranks leave running is not ended"
+        )
 
     def _end(self, *, has_finished: bool) -> None:
         """End the launch, for whatever reason: end all of its processes, and print everything.

@@ -83,7 +83,7 @@ class Orphans(PartBase):
         warn: Callable[[str], None],
     ) -> None:
         self.deadline: float | None = None  # when ``sweep`` is due, in monotonic seconds
-        self.awaited_until = 0.0  # the same for the end of all that are waited for, SIGKILL included; 0: none is
+        self.awaited_until: float  # the same for the end of all that are waited for, SIGKILL included; 0: none is
         self._run_id = run_id
         self._not_ours = set(not_ours)
         self._given_up: dict[int, int] = {}  # pid -> start time in clock ticks since boot
@@ -105,8 +105,8 @@ class Orphans(PartBase):
     def _forget(self) -> None:
         self._swept: dict[int, float] = {}  # pid -> when SIGKILL follows the SIGTERM that it was sent
         self._term_s = 0.0
-        self._wait_until = 0.0
-        self._swept_at = 0.0
+        self._wait_until = self.awaited_until = 0.0
+        self._swept_at = 0.0  # when the last sweep was over
         self._idle_s = 0.0
         self._report_at = 0.0
         self._report_every_s = _REPORT_EVERY_S
@@ -189,7 +189,6 @@ class Orphans(PartBase):
 
     def sweep(self, now: float) -> None:
         """Find the orphans, and signal those that are to end: SIGTERM once to each process, SIGKILL later."""
-        self._swept_at = now
         pids, unsure = self._scan()
         detached, held = self._detached(pids, now)
         if detached:
@@ -199,7 +198,7 @@ class Orphans(PartBase):
         is_waiting = self._activity is not None and now < self._wait_until
         if not pids and not any(is_waiting or now < self._unsure.setdefault(pid, now + _UNSURE_S) for pid in unsure):
             self.deadline = None
-            self._activity = None
+            self._activity, self.awaited_until = None, 0.0
             self._warn_of(unsure)
             self._on_gone(tuple(sorted(self._swept)))
             return
@@ -338,8 +337,8 @@ class Orphans(PartBase):
         """Sweep again, if that is due."""
         if self.deadline is not None and self.deadline <= now:
             lost_s = now - self._swept_at - _WAIT_INTERVAL_S
-            if lost_s > _SUSPENDED_S:
-                # The orphans may have been suspended as well: they have that time again.
+            if lost_s > _SUSPENDED_S and self._activity is not None:
+                # Those that are waited for may have been suspended as well: they have that time again.
                 self._wait_until += lost_s
                 self.awaited_until += lost_s
                 self._report_at += lost_s
@@ -350,12 +349,14 @@ class Orphans(PartBase):
 
     def _sweep_guarded(self, now: float) -> None:
         """Sweep; if that fails, assume that nothing is left, so that the job goes on."""
+        began = time.monotonic()
         try:
             self.sweep(now)
         except Exception as error:
             self._warn(f"cannot look for what the ranks left behind: {type(error).__name__}: {error}")
             self.deadline = None
             self._on_gone(tuple(sorted(self._swept)))
+        self._swept_at = now + time.monotonic() - began  # what a sweep takes is no time of a suspension
 
     def on_exit(self, pid: int, _status: ExitStatus) -> bool:
         """A child has been reaped. It may have been the last orphan, so the next sweep is due at once."""

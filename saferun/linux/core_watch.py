@@ -18,7 +18,7 @@ from saferun.linux.core_pattern import are_together, read_core_pattern, share_a_
 from saferun.linux.helper import Helper, PartBase
 from saferun.linux.json_lines import JsonLines
 from saferun.linux.poller import Poller
-from saferun.linux.procfs import children_of, mounts_of
+from saferun.linux.procfs import children_of, own_mounts
 from saferun.model import JsonObject, Value
 
 TYPE_CHECKING = False
@@ -278,7 +278,7 @@ class _Service:
             from saferun.linux.core_files import find_cores_below
 
             # What is mounted there may not respond, and cores are not written to it where it is a network's.
-            mounts = {point for point, _ in mounts_of(os.getpid())}
+            mounts = {point for point, _ in own_mounts()}
             directory, since, run_entry = self._search.directory, self._search.since, self._search.run_entry
             pattern = read_core_pattern()
             for core in find_cores_below(pattern, [directory], since, within_s=within_s, avoided=mounts):

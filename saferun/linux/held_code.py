@@ -295,7 +295,9 @@ class _LibraryLoader:
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         try:
             return _imp.create_dynamic(spec)
-        except ImportError:
+        except ImportError as error:
+            if str(spec.origin) not in str(error):
+                raise  # it lacks something else
             spec.origin = self._path
             return _imp.create_dynamic(spec)
         finally:

@@ -243,6 +243,11 @@ def mounts_of(pid: int) -> list[tuple[str, str]]:
     return parse_mounts(read_text(f"/proc/{pid}/mountinfo"))
 
 
+def own_mounts() -> list[tuple[str, str]]:
+    """The same as this process sees them, also where /proc shows no other one."""
+    return parse_mounts(read_text("/proc/self/mountinfo"))
+
+
 def parse_mounts(mountinfo: str) -> list[tuple[str, str]]:
     """Parse mountinfo, in mount order."""
     found = []

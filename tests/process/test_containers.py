@@ -253,7 +253,7 @@ for _ in range(20):
     with running(tmp_path, program, *options, nproc=2, before=_OTHER_PROC, store=False) as job:
         assert job.wait() == 0, job.err
         assert "the job" not in job.err, job.err
-        assert job.err.count("/proc does not show the processes of this PID namespace") == 1
+        assert job.err.count("/proc shows another PID namespace") == 1
 
 
 def test_with_the_proc_of_another_pid_namespace_a_failure_is_reported(tmp_path: Path) -> None:

@@ -505,3 +505,13 @@ def test_time_in_which_the_whole_job_was_suspended_is_none_in_which_an_upload_wa
     assert idle.killed == [PID]
     idle.run(7205.0, 7212.0)
     assert len(idle.killed) > 1
+
+
+def test_a_process_that_is_being_ended_has_no_more_time_after_a_suspension(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweep is over then: SIGKILL that came later would never come."""
+    idle = Idle(monkeypatch)
+    idle.orphans.begin(0.0, 2.0, ends_all=True)
+    idle.run(0.0, 1.0)
+    assert idle.killed == [PID]
+    idle.run(3600.0, 3600.5)
+    assert idle.killed == [PID, PID]
