@@ -386,16 +386,21 @@ class StaticRendezvous:
         return RendezvousResult(assignment, self._control, finder.job, prefix, [], address, finder.port)
 
     def _renewed(self, client: StoreClient) -> StoreClient:
-        """Another connection to the same place: this one was idle, so that a firewall may have forgotten it.
+        """Another connection to the same store: this one was idle, so that a firewall may have forgotten it.
 
-        Where none can be made, the old one shows whether the store is gone: a closed connection is an error at once.
+        Where none can be made, the old one shows whether the store is gone: a closed connection is an error at once. So
+        it does where a leader that was started again serves another job's store at the same port.
         """
         try:
             another = client.another()
         except StoreBrokenError:
             return client
-        client.end()
-        return another
+        is_ours = False
+        with suppress(StoreBrokenError):
+            is_ours = another.get(JOB_KEY, NO_CONTROL_S, forged=FORGED) == self._finder.job.encode()
+        kept, left = (another, client) if is_ours else (client, another)
+        left.end()
+        return kept
 
     def _wait_for_round(self, client: StoreClient, rdzv: RendezvousRound) -> int:
         """The number of the rendezvous that this host can take part in."""
