@@ -16,7 +16,7 @@ from saferun.coordinator.control_search import JOB_KEY
 from saferun.coordinator.dial import addresses_elsewhere
 from saferun.coordinator.evidence_chunks import ChunkReader, chunk_key, is_chunk_name, write_chunk
 from saferun.coordinator.heartbeats import HeartbeatMonitor, Heartbeats
-from saferun.coordinator.job_log import QUERIES, JobLog
+from saferun.coordinator.job_log import ANSWERS, QUESTIONS, JobLog
 from saferun.coordinator.liveness import Liveness, OwnSupervisor
 from saferun.coordinator.liveness_probe import SilenceReason
 from saferun.coordinator.prefix_store import PrefixStore
@@ -257,8 +257,8 @@ class CoordinatorAttempt:
         self._is_called_off = (self._is_called_off or message["kind"] == "request") and message["kind"] != "decision"
         fields = {"op": "entry", "attempt": self.number, "k": k, "received": time.time(), "message": message}
         with self._entry_lock:
-            if self._entries is not None and message["kind"] not in QUERIES:
-                self._entries.append(fields)
+            if self._entries is not None:
+                self._entries = _with_entry(self._entries, fields, message, self.assignment.host)
             self._tasks.send_all(fields)
 
     def welcome(self, connection: TaskConnection, task: int | None) -> None:
@@ -394,6 +394,18 @@ class CoordinatorAttempt:
         except StoreBrokenError:
             pass
         self._channel.close()
+
+
+def _with_entry(
+    kept: list[dict[str, Any]], fields: dict[str, Any], message: dict[str, Any], host: int
+) -> list[dict[str, Any]]:
+    """What tasks of a host that rejoin hear, with another entry. Of each kind of question the newest is enough."""
+    kind, hosts = message["kind"], message.get("hosts")
+    if kind in QUESTIONS:
+        if isinstance(hosts, list) and host not in hosts:
+            return kept  # other hosts are asked
+        kept = [entry for entry in kept if entry["message"]["kind"] != kind]
+    return kept if kind in ANSWERS else [*kept, fields]
 
 
 def _is_restart(message: dict[str, Any]) -> bool:

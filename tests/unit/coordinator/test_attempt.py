@@ -11,7 +11,7 @@ import pytest
 from saferun.coordinator import attempt
 from saferun.coordinator.assignments import HostRecord, TaskRecord
 from saferun.coordinator.attempt import CoordinatorAttempt
-from saferun.coordinator.job_log import QUERIES
+from saferun.coordinator.job_log import ANSWERS, QUESTIONS
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
 
@@ -83,8 +83,11 @@ def test_a_leader_that_cannot_connect_to_its_own_store_tries_again(
     assert len(Part.started) == 3
 
 
-def test_a_coordinator_that_has_replaced_another_keeps_nothing_that_users_ask_for() -> None:
-    """They come as often as users ask, for as long as the attempt lasts: a task that rejoins gets all other entries."""
+def test_a_coordinator_that_has_replaced_another_keeps_the_newest_question_of_each_kind() -> None:
+    """The leader may have asked this host before its tasks are here again, and waits for what they say.
+
+    Users ask for as long as the attempt lasts, so what they ask for may not pile up. Answers come again.
+    """
     assignment = SimpleNamespace(
         attempt=0, host=1, leader_name="node1", leader_addresses=("10.0.0.1",), members=2, chunk_limit_bytes=1
     )
@@ -94,13 +97,20 @@ def test_a_coordinator_that_has_replaced_another_keeps_nothing_that_users_ask_fo
     own = HostRecord("node2", (TaskRecord(1, "default", 7),) * 2)
     tasks = SimpleNamespace(send_all=sent.append)
     resumed = CoordinatorAttempt(result, rdzv, own, tasks, is_resumed=True)  # type: ignore[arg-type]
-    for k, kind in enumerate(["request", *sorted(QUERIES), "cause"]):
-        resumed._on_entry(k, {"kind": kind})
-    assert [message["k"] for message in sent] == [*range(len(QUERIES) + 2)]
+    questions: list[dict[str, Any]] = [{"kind": kind} for kind in sorted(QUESTIONS - {"watch"})]
+    questions += [{"kind": "watch", "hosts": [0, 1]}]
+    others = [{"kind": kind} for kind in sorted(ANSWERS)] + [{"kind": "watch", "hosts": [2, 3]}]
+    messages = [{"kind": "request"}, *(questions + others) * 100, {"kind": "cause"}]
+    for k, message in enumerate(messages):
+        resumed._on_entry(k, message)
+    assert [message["k"] for message in sent] == [*range(len(messages))]
     heard: list[dict[str, Any]] = []
     resumed.welcome(SimpleNamespace(send=heard.append), 1)  # type: ignore[arg-type]
+    newest = len(messages) - 1 - len(others) - len(questions)
     assert [(message["op"], message.get("k")) for message in heard] == [
         ("resumed", None),
         ("entry", 0),
-        ("entry", len(QUERIES) + 1),
+        *[("entry", newest + number) for number in range(len(questions))],
+        ("entry", len(messages) - 1),
     ]
+    assert [message["message"] for message in heard[2:-1]] == questions
