@@ -18,7 +18,7 @@ from typing import Any
 
 from saferun.cluster.join_messages import EndNote
 from saferun.cluster.signed import Signer
-from saferun.coordinator.arrivals import Arrivals, waiting_text
+from saferun.coordinator.arrivals import Arrivals, Waiting, waiting_text
 from saferun.coordinator.assignment_wait import await_assignment
 from saferun.coordinator.assignments import HostRecord
 from saferun.coordinator.control_search import JOB_KEY
@@ -249,15 +249,16 @@ class HandlerRendezvous:
             self._pace.begin()
         answer = self._ask(lambda: next_rendezvous(handler, rdzv))
         ask_at = 0.0
-        names: list[str] = []
+        waiting = Waiting([], is_all=False)
         message = ""
         while not answer.wait(_RECHECK_S):
             rdzv.check()
             # Names cost as many requests as there are hosts, so they are read when they are about to be shown, and
             # before the end, when the first to give up take theirs back, or the store goes with its host.
             if self._arrivals is not None and time.monotonic() > ask_at:
-                names = self._arrivals.names() or names
-                message = waiting_text(names, rdzv.least, rdzv.most, rdzv.request.expected)
+                found = self._arrivals.names()
+                waiting = found if found.names else waiting
+                message = self._waiting_text(rdzv, waiting.names, is_all=found.is_all and waiting.is_all)
                 next_s = min(rdzv.request.report_every_s / 2, rdzv.timeout_s / 4, rdzv.remaining_s - _BEFORE_THE_END_S)
                 ask_at = time.monotonic() + (next_s if next_s > 0 else math.inf)
             rdzv.wait_for(message or "other hosts")
@@ -268,14 +269,17 @@ class HandlerRendezvous:
             note = self._arrivals.find_end()
             if note is not None:
                 raise JobEndedError(note)
-        raise self._explain(rdzv, answer.error, names)
+        raise self._explain(rdzv, answer.error, waiting)
 
-    def _explain(self, rdzv: RendezvousRound, error: Exception, names: Sequence[str]) -> JoinFailedError:
+    def _waiting_text(self, rdzv: RendezvousRound, names: Sequence[str], *, is_all: bool) -> str:
+        return waiting_text(names, rdzv.least, rdzv.most, rdzv.request.expected, is_all=is_all)
+
+    def _explain(self, rdzv: RendezvousRound, error: Exception, waiting: Waiting) -> JoinFailedError:
         where = f"the rendezvous {rdzv.run_id!r}" + (f" at {rdzv.request.endpoint}" if rdzv.request.endpoint else "")
         kind = type(error).__name__
-        here = list(dict.fromkeys([*names, rdzv.name]))
+        here = list(dict.fromkeys([*waiting.names, rdzv.name]))
         # Whoever gives up first closes the rendezvous for all, and may take its store along.
-        is_given_up = 1 < len(here) < rdzv.least
+        is_given_up = waiting.is_all and 1 < len(here) < rdzv.least
         if kind in {"RendezvousClosedError", "EtcdRendezvousClosedError"} and not is_given_up:
             return JoinFailedError(
                 f"{where} is closed: its job has ended, or has all the hosts that it takes",
@@ -286,7 +290,7 @@ class HandlerRendezvous:
         if "Timeout" in kind or is_given_up or rdzv.remaining_s < _BEFORE_THE_END_S:
             missing = ""
             if self._arrivals is not None:
-                missing = f"; missing: {waiting_text(here, rdzv.least, rdzv.most, rdzv.request.expected)}"
+                missing = f"; missing: {self._waiting_text(rdzv, here, is_all=waiting.is_all)}"
             return JoinFailedError(
                 f"the hosts of the job did not come to {where} within {rdzv.timeout_s:.0f} s{missing}",
                 "check that saferun was started on all of them, and look at its output; --start-timeout is how long"
@@ -332,7 +336,7 @@ class HandlerRendezvous:
             return
         if waiting > 0 and on_waiting is self._on_waiting:
             self._on_waiting = None
-            names = self._arrivals.names() if self._arrivals is not None else []
+            names = self._arrivals.names().names if self._arrivals is not None else []
             named = f": {', '.join(names[:16])}" if names else ""
             on_waiting(f"{count_text(waiting, 'host waits', 'hosts wait')} to join{named}")
 

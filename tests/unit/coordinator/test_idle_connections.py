@@ -11,9 +11,10 @@ import pytest
 
 from saferun.cluster.join_messages import EndNote
 from saferun.coordinator import arrivals, handler_rendezvous, static_rendezvous
-from saferun.coordinator.arrivals import Arrivals
+from saferun.coordinator.arrivals import Arrivals, Waiting
 from saferun.coordinator.control_search import JOB_KEY
 from saferun.coordinator.handler_rendezvous import HandlerRendezvous
+from saferun.coordinator.rendezvous_round import JoinFailedError
 from saferun.coordinator.static_rendezvous import StaticRendezvous
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from tests.unit.coordinator.fake_store import DEADLINE_S, Client, Store
@@ -63,6 +64,8 @@ class Way:
         self.made: list[Connection] = []
         self.lets_in = True  # connections that are made from now on
         self.is_over = threading.Event()
+        self.requests = 0
+        self.on_request: Callable[[str], None] = lambda _: None
 
     def connect(self) -> Connection:
         self.made.append(Connection(self))
@@ -86,8 +89,11 @@ class Connection(Client):
         return self._way.connect()
 
     def __getattribute__(self, name: str) -> Any:
-        if name in {"add", "set", "delete", "check", "find"} and self.is_forgotten:
-            self._way.is_over.wait(DEADLINE_S)
+        if name in {"add", "set", "delete", "check", "find"}:
+            self._way.requests += 1
+            self._way.on_request(name)
+            if self.is_forgotten:
+                self._way.is_over.wait(DEADLINE_S)
         return super().__getattribute__(name)
 
 
@@ -118,10 +124,10 @@ def test_the_names_of_those_who_wait_are_read_by_a_connection_that_was_not_idle(
     for _ in range(3):
         for one in (first, second):
             within(2.0, one.arrive)
-        assert within(2.0, first.names) == ["node1", "node2"]
+        assert within(2.0, first.names) == Waiting(["node1", "node2"], is_all=True)
         for one in (first, second):
             within(2.0, one.depart)
-        assert within(2.0, second.names) == []
+        assert within(2.0, second.names) == Waiting([], is_all=True)
         way.forget()
         now[0] += 3600.0
     note = EndNote("saferunctl kill by ada", at_once=False)
@@ -134,7 +140,7 @@ def test_a_connection_is_used_again_while_it_is_in_use(way: Way) -> None:
     one = Arrivals(way.connect(), "job", "node1")  # type: ignore[arg-type]
     one.arrive()
     for _ in range(10):
-        assert one.names() == ["node1"]
+        assert one.names() == Waiting(["node1"], is_all=True)
     one.depart()
     assert len(way.made) == 2
 
@@ -177,6 +183,127 @@ def test_hosts_meet_without_names_where_the_store_does_not_answer(monkeypatch: p
     own: Any = None
     for _ in range(10):
         assert within(5.0, lambda: rendezvous._meet(rdzv, own, goes_on=False)) == "met"
-    assert waited_for[0] == "2 of 2 hosts"
+    assert waited_for[0] == "other hosts"
     within(5.0, rendezvous.leave)
     assert len(way.made) < 10, "each has a thread that waits"
+
+
+@pytest.mark.parametrize("names", ["", "node1 node3000"])
+def test_a_slow_store_is_asked_nothing_more_when_its_answer_is_not_waited_for_any_more(
+    monkeypatch: pytest.MonkeyPatch, way: Way, names: str
+) -> None:
+    """Requests that go on would be in the way of others, and of the job that the store is there for."""
+    now = [1000.0]
+
+    def take_a_while(_: str) -> None:
+        now[0] += 0.01
+
+    monkeypatch.setattr(arrivals, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+    way.store.put("saferun/job/hosts", "4000")
+    for number, name in ((5, "node1"), (3000, "node3000")):
+        if name in names.split():
+            way.store.put(f"saferun/job/here/{number}", name)
+    one = Arrivals(way.connect(), "job", "node1")  # type: ignore[arg-type]
+    way.on_request = take_a_while
+    assert one.names() == Waiting(["node1"] if names else [], is_all=False)
+    assert way.requests <= 500
+    way.requests = 0
+    one.await_departures(1.0)
+    assert way.requests <= 200
+    assert not one._unanswered
+    assert len(way.made) == 2
+
+
+def test_more_hosts_than_are_read_are_not_all_hosts(monkeypatch: pytest.MonkeyPatch, way: Way) -> None:
+    """The others may be there."""
+    monkeypatch.setattr(arrivals, "_MOST_HOSTS", 2)
+    hosts = [Arrivals(way.connect(), "job", f"node{number}") for number in range(3)]  # type: ignore[arg-type]
+    for host in hosts:
+        host.arrive()
+    assert hosts[0].names() == Waiting(["node0", "node1"], is_all=False)
+
+
+def test_what_others_need_to_know_is_sent_though_many_requests_were_not_answered(
+    monkeypatch: pytest.MonkeyPatch, way: Way
+) -> None:
+    """A host that has gone on would stay among those who wait, and nobody would learn who has ended the job."""
+    for limit in ("_WRITE_S", "_READ_S"):
+        monkeypatch.setattr(arrivals, limit, 0.05)
+    one = Arrivals(way.connect(), "job", "node1")  # type: ignore[arg-type]
+    one.arrive()
+    way.forget()
+    way.lets_in = False
+    for _ in range(10):
+        assert within(5.0, one.names) == Waiting([], is_all=False)
+    for limit in ("_WRITE_S", "_READ_S"):
+        monkeypatch.setattr(arrivals, limit, 5.0)
+    way.lets_in = True
+    note = EndNote("saferunctl kill by ada", at_once=False)
+    within(5.0, one.depart)
+    assert "saferun/job/here/0" not in way.store.keys
+    within(5.0, lambda: one.note_end(note))
+    assert within(5.0, one.find_end) == note
+
+
+def test_a_store_that_never_answers_costs_few_threads(monkeypatch: pytest.MonkeyPatch, way: Way) -> None:
+    """Whatever it is asked for."""
+    for limit in ("_WRITE_S", "_READ_S"):
+        monkeypatch.setattr(arrivals, limit, 0.01)
+    one = Arrivals(way.connect(), "job", "node1")  # type: ignore[arg-type]
+    one.arrive()
+    way.forget()
+    way.lets_in = False
+    note = EndNote("saferunctl kill by ada", at_once=False)
+    for _ in range(10):
+        for do in (one.arrive, one.names, one.depart, lambda: one.note_end(note), one.find_end):
+            within(5.0, do)
+    assert len(one._unanswered) <= 7
+
+
+class RendezvousClosedError(Exception):
+    """As torch's."""
+
+
+@pytest.mark.parametrize("found", [Waiting(["node1", "node3"], is_all=False), Waiting(["node1", "node3"], is_all=True)])
+def test_a_closed_rendezvous_has_been_given_up_only_where_all_who_wait_are_known(
+    monkeypatch: pytest.MonkeyPatch, found: Waiting
+) -> None:
+    """Of a job of thousands of hosts that has ended, a slow store may have named a few."""
+    monkeypatch.setattr(handler_rendezvous, "_RECHECK_S", 0.01)
+    stores: Any = SimpleNamespace(store_class=object)
+    rendezvous = HandlerRendezvous(stores, -1)
+    goes_on = threading.Event()
+    waited_for: list[str] = []
+
+    def next_rendezvous() -> None:
+        assert goes_on.wait(DEADLINE_S)
+        raise RendezvousClosedError
+
+    def wait_for(whom: str) -> None:
+        waited_for.append(whom)
+        goes_on.set()
+
+    answers: Any = SimpleNamespace(names=lambda: found, find_end=lambda: None)
+    rendezvous._arrivals = answers
+    rendezvous._handler = SimpleNamespace(next_rendezvous=next_rendezvous)
+    request = SimpleNamespace(backend="c10d", endpoint="", conf={}, expected=[], report_every_s=15.0, attempt=0)
+    rdzv: Any = SimpleNamespace(
+        request=request,
+        run_id="job",
+        name="node1",
+        least=4,
+        most=4,
+        timeout_s=900.0,
+        remaining_s=900.0,
+        is_over=False,
+        check=lambda: None,
+        wait_for=wait_for,
+    )
+    with pytest.raises(JoinFailedError) as raised:
+        rendezvous._next_rendezvous(rdzv)
+    if found.is_all:
+        assert waited_for[0] == "2 of 4 hosts; here are node1, node3"
+        assert raised.value.what.endswith("within 900 s; missing: 2 of 4 hosts; here are node1, node3")
+    else:
+        assert waited_for[0] == "other hosts; at least 2 of 4 have come (node1, node3)"
+        assert "is closed" in raised.value.what

@@ -242,6 +242,16 @@ def test_who_is_missing_is_named_where_names_are_known() -> None:
     assert waiting_text([], 2, 2, []) == "2 of 2 hosts"
 
 
+def test_no_host_is_said_to_be_missing_where_not_all_names_are_known() -> None:
+    """A store that is slow, or does not answer, says nothing of those who wait."""
+    expected = [f"node{number}" for number in range(1, 5)]
+    assert waiting_text([], 4, 4, expected, is_all=False) == "other hosts"
+    few = waiting_text(["node1"], 2, 4, expected, is_all=False)
+    assert few == "other hosts; at least 1 of 2 to 4 has come (node1)"
+    many = waiting_text(["node1", "node2", "node3"], 4, 4, [], is_all=False)
+    assert many == "other hosts; at least 3 of 4 have come (node1, node2, node3)"
+
+
 @pytest.mark.parametrize(
     "text",
     [
