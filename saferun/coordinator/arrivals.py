@@ -71,23 +71,38 @@ class Arrivals:
         self._unanswered: list[_Unanswered] = []
         self._prefix = f"saferun/{run_id}/"
         self._name = name[:_LONGEST_NAME]
+        self._lock = threading.Lock()
         self._number: int | None = None
+        self._is_here = False
 
     def arrive(self) -> None:
         """This host waits from now on."""
-
-        def arrive(client: StoreClient, _: float) -> int:
-            number = self._number if self._number is not None else client.add(f"{self._prefix}hosts", 1) - 1
-            client.set(f"{self._prefix}here/{number}", self._name)
-            return number
-
-        self._number = self._ask(arrive, self._number, _WRITE_S)
+        self._is_here = True
+        self._ask(self._note, False, _WRITE_S)
 
     def depart(self) -> None:
         """It does not wait any more."""
+        self._is_here = False
         if self._number is not None:
-            key = f"{self._prefix}here/{self._number}"
-            self._ask(lambda client, _: client.delete(key), False, _WRITE_S, _DEPART)
+            self._ask(self._note, False, _WRITE_S, _DEPART)
+
+    def _note(self, client: StoreClient, _: float) -> bool:
+        """Note in the store whether this host is here: again, where that has changed before the store answered."""
+        number = self._number
+        if number is None:
+            drawn = client.add(f"{self._prefix}hosts", 1) - 1
+            with self._lock:
+                number = self._number = drawn if self._number is None else self._number
+        key = f"{self._prefix}here/{number}"
+        while True:
+            is_here = self._is_here
+            if is_here:
+                client.set(key, self._name)
+                client.check(key)  # it is there as soon as this is answered
+            else:
+                client.delete(key)
+            if is_here == self._is_here:
+                return True
 
     def names(self) -> Waiting:
         """Those who wait, this host included."""

@@ -260,6 +260,69 @@ def test_a_store_that_never_answers_costs_few_threads(monkeypatch: pytest.Monkey
     assert len(one._unanswered) <= 7
 
 
+class Pause:
+    """Requests of a kind stand still from now on, until they go on; those that come later do not."""
+
+    def __init__(self, way: Way, name: str) -> None:
+        self.threads: list[threading.Thread] = []
+        self._way, self._name, self._goes_on = way, name, threading.Event()
+        way.on_request = self._stop
+
+    def _stop(self, name: str) -> None:
+        if name == self._name:
+            self.threads.append(threading.current_thread())
+            self._goes_on.wait(DEADLINE_S)
+
+    def pass_by(self) -> None:
+        """Requests that are made from now on are answered."""
+        self._way.on_request = lambda _: None
+
+    def end(self) -> None:
+        """Those that stand still go on, and come to their end."""
+        self.pass_by()
+        self._goes_on.set()
+        for thread in self.threads:
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("name", ["add", "set"])
+@pytest.mark.parametrize("is_here_again", [False, True])
+def test_a_host_whose_arrival_is_answered_late_leaves_no_name_behind(
+    monkeypatch: pytest.MonkeyPatch, way: Way, name: str, *, is_here_again: bool
+) -> None:
+    """It would be shown as one that waits for as long as the job lasts."""
+    monkeypatch.setattr(arrivals, "_WRITE_S", 0.05)
+    one = Arrivals(way.connect(), "job", "node1")  # type: ignore[arg-type]
+    pause = Pause(way, name)
+    within(5.0, one.arrive)
+    pause.pass_by()
+    monkeypatch.setattr(arrivals, "_WRITE_S", 5.0)
+    within(5.0, one.depart)
+    if is_here_again:
+        within(5.0, one.arrive)
+    pause.end()
+    assert within(5.0, one.names) == Waiting(["node1"] if is_here_again else [], is_all=True)
+    within(5.0, one.depart)
+    assert not [key for key in way.store.keys if key.startswith("saferun/job/here/")]
+
+
+def test_a_host_whose_departure_is_answered_late_is_there_when_it_has_come_again(
+    monkeypatch: pytest.MonkeyPatch, way: Way
+) -> None:
+    """Else it would be said to be missing."""
+    one = Arrivals(way.connect(), "job", "node1")  # type: ignore[arg-type]
+    within(5.0, one.arrive)
+    monkeypatch.setattr(arrivals, "_WRITE_S", 0.05)
+    pause = Pause(way, "delete")
+    within(5.0, one.depart)
+    pause.pass_by()
+    monkeypatch.setattr(arrivals, "_WRITE_S", 5.0)
+    within(5.0, one.arrive)
+    pause.end()
+    assert within(5.0, one.names) == Waiting(["node1"], is_all=True)
+
+
 class RendezvousClosedError(Exception):
     """As torch's."""
 
