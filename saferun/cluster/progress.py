@@ -119,14 +119,14 @@ class ProgressWatch:
             family = self._families[rank.pid] = FamilyReader(rank.pid)
         family.walk(now, newest, self._span_s)
         found = family.read(read_descendants=True)
-        script = rank.read_script()
-        if script is not None and script.phase is not None and script.phase.since <= now:
-            self._announced = max(self._announced, min(script.phase.until, now))
         if found is None:
             if not has_own_processes():
                 self._moved = self._active = now  # nothing can be seen of any rank: they are taken to be at work
             return 0
         principal, others = found
+        script = rank.read_script()
+        if script is not None and script.phase is not None and script.phase.since <= now:
+            self._announced = max(self._announced, min(script.phase.until, now))
         beat_ns = modified_ns(rank.heartbeat_file)
         written = rank.output_bytes()
         sample = RankSample(rank.local_rank, rank.rank, principal, others, family.is_wrapper, written, beat_ns, script)

@@ -211,13 +211,12 @@ class SoloJob:
             self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, 1))
             return
         listener = self._listener
-        if listener is None or self._poller.is_watched(listener.fileno()):
-            return
+        if listener is None or self._askers is not None:
+            return  # a rank has asked, or will be heard
 
         def on_asked() -> None:
             self._post(StoreUnavailable(time.monotonic(), self._attempt(), what, hint))
 
-        self._ignore_ranks()  # of a coordinator that was lost before
         self._askers = StoreAskers(listener, self._poller, on_asked)
 
     def _ignore_ranks(self) -> None:

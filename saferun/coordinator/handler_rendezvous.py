@@ -12,7 +12,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -257,10 +257,13 @@ class HandlerRendezvous:
             # before the end, when the first to give up take theirs back, or the store goes with its host.
             if self._arrivals is not None and time.monotonic() > ask_at:
                 found = self._arrivals.names()
-                waiting = found if found.names else waiting
-                message = self._waiting_text(rdzv, waiting.names, is_all=found.is_all and waiting.is_all)
                 next_s = min(rdzv.request.report_every_s / 2, rdzv.timeout_s / 4, rdzv.remaining_s - _BEFORE_THE_END_S)
                 ask_at = time.monotonic() + (next_s if next_s > 0 else math.inf)
+                if found.is_all or len(found.names) > len(waiting.names):
+                    waiting = found
+                elif next_s > 0:  # at the end the store may have gone with its host, and what was known last is right
+                    waiting = waiting._replace(is_all=False)
+                message = self._waiting_text(rdzv, waiting)
             rdzv.wait_for(message or "other hosts")
         rdzv.is_torchs = self._is_waiting = False
         if answer.error is None:
@@ -271,15 +274,15 @@ class HandlerRendezvous:
                 raise JobEndedError(note)
         raise self._explain(rdzv, answer.error, waiting)
 
-    def _waiting_text(self, rdzv: RendezvousRound, names: Sequence[str], *, is_all: bool) -> str:
-        return waiting_text(names, rdzv.least, rdzv.most, rdzv.request.expected, is_all=is_all)
+    def _waiting_text(self, rdzv: RendezvousRound, waiting: Waiting) -> str:
+        return waiting_text(waiting.names, rdzv.least, rdzv.most, rdzv.request.expected, is_all=waiting.is_all)
 
     def _explain(self, rdzv: RendezvousRound, error: Exception, waiting: Waiting) -> JoinFailedError:
         where = f"the rendezvous {rdzv.run_id!r}" + (f" at {rdzv.request.endpoint}" if rdzv.request.endpoint else "")
         kind = type(error).__name__
         here = list(dict.fromkeys([*waiting.names, rdzv.name]))
         # Whoever gives up first closes the rendezvous for all, and may take its store along.
-        is_given_up = waiting.is_all and 1 < len(here) < rdzv.least
+        is_given_up = (waiting.is_all and 1 < len(here) < rdzv.least) or rdzv.remaining_s < _BEFORE_THE_END_S
         if kind in {"RendezvousClosedError", "EtcdRendezvousClosedError"} and not is_given_up:
             return JoinFailedError(
                 f"{where} is closed: its job has ended, or has all the hosts that it takes",
@@ -287,10 +290,10 @@ class HandlerRendezvous:
             )
         if kind == "RendezvousGracefulExitError":
             return JoinFailedError(f"{where} has all the hosts that it takes", "raise --nnodes, or start fewer hosts")
-        if "Timeout" in kind or is_given_up or rdzv.remaining_s < _BEFORE_THE_END_S:
+        if "Timeout" in kind or is_given_up:
             missing = ""
             if self._arrivals is not None:
-                missing = f"; missing: {self._waiting_text(rdzv, here, is_all=waiting.is_all)}"
+                missing = f"; missing: {self._waiting_text(rdzv, waiting._replace(names=here))}"
             return JoinFailedError(
                 f"the hosts of the job did not come to {where} within {rdzv.timeout_s:.0f} s{missing}",
                 "check that saferun was started on all of them, and look at its output; --start-timeout is how long"

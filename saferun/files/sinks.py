@@ -224,11 +224,13 @@ class Sink:
     def _compare_size(self, size_bytes: int) -> None:
         """Take the file as it is where it has not the size that it should have.
 
-        Others truncate it (logrotate's copytruncate) or write to it: nothing is where it was, and what was left out is
-        unknown.
+        Others truncate it (logrotate's copytruncate): nothing is where it was, and what was left out is unknown. Or
+        they append to it: the beginning and the mark are where they were.
         """
-        if size_bytes != self.size_bytes:
+        if size_bytes < self.size_bytes:
             self.position, self.cut = size_bytes, NO_CUT
+        else:
+            self.position += size_bytes - self.size_bytes
 
     def _opened_again(self, flags: int, directory: QuietCheck, blocks: deque[memoryview]) -> int:
         """The file; one that has been removed is made again, with a note, unless its directory may be being removed.

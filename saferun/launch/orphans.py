@@ -343,8 +343,7 @@ class Orphans(PartBase):
                 self.awaited_until += lost_s
                 self._report_at += lost_s
                 self._swept = {pid: kill_at + lost_s for pid, kill_at in self._swept.items()}
-                if self._activity is not None:
-                    self._activity.make_up_for(lost_s)
+                self._activity.make_up_for(lost_s)
             self._sweep_guarded(now)
 
     def _sweep_guarded(self, now: float) -> None:

@@ -295,9 +295,8 @@ class _LibraryLoader:
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         try:
             return _imp.create_dynamic(spec)
-        except ImportError as error:
-            if str(spec.origin) not in str(error):
-                raise  # it lacks something else
+        except ImportError:
+            # Also because a library that it needs is searched for beside it ($ORIGIN).
             spec.origin = self._path
             return _imp.create_dynamic(spec)
         finally:

@@ -370,3 +370,50 @@ def test_a_closed_rendezvous_has_been_given_up_only_where_all_who_wait_are_known
     else:
         assert waited_for[0] == "other hosts; at least 2 of 4 have come (node1, node3)"
         assert "is closed" in raised.value.what
+
+
+class RendezvousTimeoutError(Exception):
+    """As torch's."""
+
+
+def test_hosts_that_have_come_since_the_store_answered_last_are_not_said_to_be_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only one had come when the names were read; later the store did not answer any more."""
+    monkeypatch.setattr(handler_rendezvous, "_RECHECK_S", 0.01)
+    stores: Any = SimpleNamespace(store_class=object)
+    rendezvous = HandlerRendezvous(stores, -1)
+    goes_on = threading.Event()
+    readings = iter([Waiting(["node1"], is_all=True)])
+    shown: list[str] = []
+
+    def next_rendezvous() -> None:
+        assert goes_on.wait(DEADLINE_S)
+        raise RendezvousTimeoutError
+
+    def wait_for(whom: str) -> None:
+        shown.append(whom)
+        if whom != shown[0]:
+            goes_on.set()
+
+    answers: Any = SimpleNamespace(names=lambda: next(readings, Waiting([], is_all=False)), find_end=lambda: None)
+    rendezvous._arrivals = answers
+    rendezvous._handler = SimpleNamespace(next_rendezvous=next_rendezvous)
+    request = SimpleNamespace(backend="c10d", endpoint="", conf={}, expected=[], report_every_s=0.02, attempt=0)
+    rdzv: Any = SimpleNamespace(
+        request=request,
+        run_id="job",
+        name="node1",
+        least=4,
+        most=4,
+        timeout_s=900.0,
+        remaining_s=900.0,
+        is_over=False,
+        check=lambda: None,
+        wait_for=wait_for,
+    )
+    with pytest.raises(JoinFailedError) as raised:
+        rendezvous._next_rendezvous(rdzv)
+    assert shown[0] == "3 of 4 hosts; here is node1"
+    assert shown[-1] == "other hosts; at least 1 of 4 has come (node1)"
+    assert raised.value.what.endswith("; missing: other hosts; at least 1 of 4 has come (node1)")

@@ -138,3 +138,22 @@ def test_a_file_that_has_been_truncated_while_it_could_not_be_written_has_had_no
     assert path.read_bytes() == b"x" * 9 + b"\ny\n"
     assert (sink.position, sink.size_bytes, sink.cut) == (12, 12, NO_CUT)
     sink.close()
+
+
+def test_what_another_program_appends_is_counted_as_any_other_output(tmp_path: Path) -> None:
+    """The file stays within its limit, and its mark says how much is missing of all that was written to it."""
+    path = tmp_path / "stdout.log"
+    sink = Sink(str(path), fresh=True, budget=Budget(), report=lambda *_arguments: None)
+    sink.keep_bytes = KEEP
+    for _ in range(300):
+        sink.write([memoryview(b"x" * 9 + b"\n")])
+        with path.open("ab") as others:
+            others.write(b"y" * 9 + b"\n")
+    sink.write([memoryview(b"the end\n")])
+    content = path.read_bytes()
+    found = re.search(rb"\[saferun: ([0-9]+) bytes of this stream are left out here: --keep-output\]\n", content)
+    assert found is not None
+    assert len(content) <= KEEP + 120
+    assert content.count(b"[saferun:") == 1
+    assert int(found[1]) + len(content) - len(found[0]) == 600 * 10 + len(b"the end\n")
+    sink.close()
