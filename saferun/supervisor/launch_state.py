@@ -157,7 +157,7 @@ class LaunchState:
         self.stop_signum: int | None = None  # that the user or the scheduler sent to this host
         self.interrupted_at: float | None = None  # when the first SIGINT came
         self.stopped_by = ""  # who asked for the end of the job, if it was by saferunctl
-        self.failure_code = 1  # what saferun ends with, if the job is stopped
+        self.failure_code = 1  # the exit code of a launch that fails, or that saferunctl stops
         self.is_request_ours = False  # whether saferunctl has asked this host
         self.spares: tuple[str, ...] = ()  # on the leader: the hosts that can take the place of one
         self.has_been_spare = False  # this host, when the hosts met last
