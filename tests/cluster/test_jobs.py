@@ -96,7 +96,7 @@ def test_independent_launches_in_one_step_stay_independent(cluster: Cluster, tmp
     assert told == {**sweeps, "agents": agents, "bare": [(0, "0 1 2"), (1, "1 1 2")]}, job.story("another place")
     # Only who was not told its place says where it comes from.
     (line,) = job.saferun_said("saferun: ")
-    assert re.fullmatch(r"saferun: 1 host \(node1\), 2 ranks, from Slurm step \S+ \(--scheduler none: .*\)", line)
+    assert re.fullmatch(r"saferun: 1 host \(node1\), 2 ranks, from Slurm step \S+ \(--scheduler none .*\)", line)
     assert_nothing_left(cluster)
 
 
