@@ -116,7 +116,7 @@ def test_heartbeats_that_a_script_sends_are_progress(tmp_path: Path) -> None:
 def test_ranks_of_which_nothing_can_be_seen_are_taken_to_be_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """No host is lost because /proc is that of another PID namespace."""
     monkeypatch.setattr(progress_module, "has_own_processes", lambda: False)
-    monkeypatch.setattr(progress_module.FamilyReader, "read", lambda _self, **_: None)
+    monkeypatch.setattr("saferun.cluster.progress.FamilyReader.read", lambda _self, **_: None)
 
     def is_seen(watch: ProgressWatch, now: float) -> bool:
         progress = watch.progress(now, runs=True)
