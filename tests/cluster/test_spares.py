@@ -118,7 +118,8 @@ def test_a_spare_ends_no_job_whose_ranks_train_on_without_their_store(cluster: C
     first.kill(coordinator)
     lost = r"the coordinator of node1 ended \(killed by SIGKILL\)"
     job.until(lambda: len(job.saferun_said(rf"saferun: warning: {lost}, .*the job goes on")) == 3, "the others go on")
-    job.until(lambda: job.saferun_said(rf"saferun: {lost}; this spare host waits for the next rendezvous"), "the spare waits")
+    waits = rf"saferun: {lost}; this spare host waits for the next rendezvous"
+    job.until(lambda: job.saferun_said(waits), "the spare waits")
     job.release("end")
     assert job.finish() == [0, 0, 0, 0], job.story("the spare ended with an error")
     jobs.assert_nothing_left(cluster)
