@@ -55,7 +55,7 @@ class AttemptSetup:
 
     def check(self, action: RunChecks) -> None:
         """Bind every port and check this host; ChecksPassed, ChecksOver or StartFailed follows."""
-        self._context.investigation.attempt_begins()
+        self._context.guarded("begin a new record of the ranks", self._context.investigation.attempt_begins)
         if self._is_bound:
             self._check_host(action.attempt)
         else:
@@ -226,7 +226,7 @@ class AttemptSetup:
             if answer.get("timer_file"):
                 environ["TORCHELASTIC_TIMER_FILE"] = answer["timer_file"]
         if current.number == 0:
-            self._warn_of_missing_ranks(placement)
+            guarded("see whether options name ranks", self._warn_of_missing_ranks, placement)
             if cost := guarded("report the cost of the start-up hook", lambda: hook.cost):
                 self._context.report(cost)
         numactl = answer.get("numactl")

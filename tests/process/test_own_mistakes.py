@@ -57,6 +57,8 @@ MISTAKES = [
 MORE_MISTAKES = [
     ("launch.investigation", "Investigation", "ranks_started"),
     ("launch.investigation", "Investigation", "attempt_ended"),
+    ("launch.investigation", "Investigation", "attempt_begins"),
+    ("launch.attempt_setup", "AttemptSetup", "_warn_of_missing_ranks"),
     ("launch.core_part", "CorePart", "pids"),
     ("launch.core_part", "CorePart", "on_exit"),
     ("launch.rank_hook", "RankHook", "environ"),
