@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from saferun.errors import suppress
-from saferun.launch.process_names import MOST_NAMED, duration, process_count, process_name, process_names
+from saferun.launch.process_names import MOST_NAMED, process_count, process_name, process_names
 from saferun.linux.activity import Activity
 from saferun.linux.children import reap
 from saferun.linux.helper import PartBase
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _SWEEP_INTERVAL_S = 0.05
 _WAIT_INTERVAL_S = 0.5
 _LAST_SWEEP_S = 2.0
-# No busy machine makes a sweep this late: this process was stopped, suspended or held up.
+# A sweep that is this late: this process was stopped, suspended or held up, and perhaps what it waits for as well.
 _SUSPENDED_S = 5.0
 # The environment of a process that waits for a disk may be readable soon; if it waits longer, no signal can end it.
 _UNSURE_S = 2.0
@@ -213,7 +213,7 @@ class Orphans(PartBase):
                 if self._report_at <= now:
                     self._report_at = now + self._report_every_s
                     self._report_every_s = min(2 * self._report_every_s, _LONGEST_REPORT_S)
-                    minutes = duration(self._wait_until - now)
+                    minutes = _duration(self._wait_until - now)
                     self._report_wait(f"waiting for {self._description(pids)}, {minutes} at most; Ctrl-C stops waiting")
         elif self._activity is not None:
             self._end(pids, now, ", which had not ended in time")
@@ -471,3 +471,8 @@ def _is_in_the_way(pid: int, tables: Tables) -> bool:
     except ImportError:  # their files cannot be read
         return True
     return uses_gpu(pid) or listens_on(pid, read_environ_entry(pid, "MASTER_PORT"), tables)
+
+
+def _duration(seconds: float) -> str:
+    """``10 min``, ``30 s``."""
+    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"  # noqa: PLR2004 - a minute

@@ -43,8 +43,3 @@ def process_name(pid: int) -> str:
     text = " ".join(arguments) or "a process without a command line"
     text = "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
     return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
-
-
-def duration(seconds: float) -> str:
-    """``10 min``, ``30 s``."""
-    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"  # noqa: PLR2004 - a minute

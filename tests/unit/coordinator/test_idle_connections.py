@@ -327,29 +327,31 @@ class RendezvousClosedError(Exception):
     """As torch's."""
 
 
-@pytest.mark.parametrize("found", [Waiting(["node1", "node3"], is_all=False), Waiting(["node1", "node3"], is_all=True)])
-def test_a_closed_rendezvous_has_been_given_up_only_where_all_who_wait_are_known(
-    monkeypatch: pytest.MonkeyPatch, found: Waiting
-) -> None:
-    """Of a job of thousands of hosts that has ended, a slow store may have named a few."""
+def failure_of_rendezvous(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, names: Callable[[], Waiting], report_every_s: float
+) -> tuple[str, list[str]]:
+    """Why a host did not come into a job of four, and what was shown before: two texts if reports are frequent."""
     monkeypatch.setattr(handler_rendezvous, "_RECHECK_S", 0.01)
     stores: Any = SimpleNamespace(store_class=object)
     rendezvous = HandlerRendezvous(stores, -1)
     goes_on = threading.Event()
-    waited_for: list[str] = []
+    shown: list[str] = []
 
     def next_rendezvous() -> None:
         assert goes_on.wait(DEADLINE_S)
-        raise RendezvousClosedError
+        raise error
 
     def wait_for(whom: str) -> None:
-        waited_for.append(whom)
-        goes_on.set()
+        shown.append(whom)
+        if report_every_s > 1.0 or whom != shown[0]:
+            goes_on.set()
 
-    answers: Any = SimpleNamespace(names=lambda: found, find_end=lambda: None)
+    answers: Any = SimpleNamespace(names=names, find_end=lambda: None)
     rendezvous._arrivals = answers
     rendezvous._handler = SimpleNamespace(next_rendezvous=next_rendezvous)
-    request = SimpleNamespace(backend="c10d", endpoint="", conf={}, expected=[], report_every_s=15.0, attempt=0)
+    request = SimpleNamespace(
+        backend="c10d", endpoint="", conf={}, expected=[], report_every_s=report_every_s, attempt=0
+    )
     rdzv: Any = SimpleNamespace(
         request=request,
         run_id="job",
@@ -364,12 +366,21 @@ def test_a_closed_rendezvous_has_been_given_up_only_where_all_who_wait_are_known
     )
     with pytest.raises(JoinFailedError) as raised:
         rendezvous._next_rendezvous(rdzv)
+    return raised.value.what, shown
+
+
+@pytest.mark.parametrize("found", [Waiting(["node1", "node3"], is_all=False), Waiting(["node1", "node3"], is_all=True)])
+def test_a_closed_rendezvous_has_been_given_up_only_where_all_who_wait_are_known(
+    monkeypatch: pytest.MonkeyPatch, found: Waiting
+) -> None:
+    """Of a job of thousands of hosts that has ended, a slow store may have named a few."""
+    what, shown = failure_of_rendezvous(monkeypatch, RendezvousClosedError(), lambda: found, 15.0)
     if found.is_all:
-        assert waited_for[0] == "2 of 4 hosts; here are node1, node3"
-        assert raised.value.what.endswith("within 900 s; missing: 2 of 4 hosts; here are node1, node3")
+        assert shown[0] == "2 of 4 hosts; here are node1, node3"
+        assert what.endswith("within 900 s; missing: 2 of 4 hosts; here are node1, node3")
     else:
-        assert waited_for[0] == "other hosts; at least 2 of 4 have come (node1, node3)"
-        assert "is closed" in raised.value.what
+        assert shown[0] == "other hosts; at least 2 of 4 have come (node1, node3)"
+        assert "is closed" in what
 
 
 class RendezvousTimeoutError(Exception):
@@ -380,40 +391,9 @@ def test_hosts_that_have_come_since_the_store_answered_last_are_not_said_to_be_m
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Only one had come when the names were read; later the store did not answer any more."""
-    monkeypatch.setattr(handler_rendezvous, "_RECHECK_S", 0.01)
-    stores: Any = SimpleNamespace(store_class=object)
-    rendezvous = HandlerRendezvous(stores, -1)
-    goes_on = threading.Event()
     readings = iter([Waiting(["node1"], is_all=True)])
-    shown: list[str] = []
-
-    def next_rendezvous() -> None:
-        assert goes_on.wait(DEADLINE_S)
-        raise RendezvousTimeoutError
-
-    def wait_for(whom: str) -> None:
-        shown.append(whom)
-        if whom != shown[0]:
-            goes_on.set()
-
-    answers: Any = SimpleNamespace(names=lambda: next(readings, Waiting([], is_all=False)), find_end=lambda: None)
-    rendezvous._arrivals = answers
-    rendezvous._handler = SimpleNamespace(next_rendezvous=next_rendezvous)
-    request = SimpleNamespace(backend="c10d", endpoint="", conf={}, expected=[], report_every_s=0.02, attempt=0)
-    rdzv: Any = SimpleNamespace(
-        request=request,
-        run_id="job",
-        name="node1",
-        least=4,
-        most=4,
-        timeout_s=900.0,
-        remaining_s=900.0,
-        is_over=False,
-        check=lambda: None,
-        wait_for=wait_for,
-    )
-    with pytest.raises(JoinFailedError) as raised:
-        rendezvous._next_rendezvous(rdzv)
+    nothing = Waiting([], is_all=False)
+    what, shown = failure_of_rendezvous(monkeypatch, RendezvousTimeoutError(), lambda: next(readings, nothing), 0.02)
     assert shown[0] == "3 of 4 hosts; here is node1"
     assert shown[-1] == "other hosts; at least 1 of 4 has come (node1)"
-    assert raised.value.what.endswith("; missing: other hosts; at least 1 of 4 has come (node1)")
+    assert what.endswith("; missing: other hosts; at least 1 of 4 has come (node1)")
