@@ -234,7 +234,7 @@ class StaticRendezvous:
                 collection.move()
                 collection.wait_until_left(_LEFT_S)
             self._serve_ranks(rdzv)
-            collection = self._open_round(rdzv) if self._one_port else collection
+        answering = self._open_round(rdzv) if again and self._one_port else collection
         client, prefix = self._control, f"r{self._round}/"
         client.set(f"{prefix}done", "")
         replacements: tuple[Replacement, ...] = ()
@@ -243,7 +243,7 @@ class StaticRendezvous:
         if self._spare_rounds is not None:
             records, seats, spares = self._spare_rounds.arrange(rdzv, collection, records)
             replacements = self._spare_rounds.replacements
-        assignment = collection.publish_assignments(records, seats, spares, rdzv.request.node_rank or 0)
+        assignment = answering.publish_assignments(records, seats, spares, rdzv.request.node_rank or 0)
         self._forget_earlier(rdzv)
         prefix = attempt_prefix(assignment.attempt)
         result = RendezvousResult(
@@ -406,7 +406,7 @@ class StaticRendezvous:
         """The number of the rendezvous that this host can take part in."""
         wanted = self._round + 1
         if wanted == 0:
-            found = client.get("round", max(1.0, rdzv.remaining_s))
+            found = self._find_round(client, rdzv)
             wanted = int(found) if found is not None and found.isdigit() and len(found) <= 9 else 0  # noqa: PLR2004
             if client.exists(f"r{wanted}/done"):
                 wanted, self._is_late = wanted + 1, True
@@ -416,17 +416,34 @@ class StaticRendezvous:
                 client.set(late_key(rdzv.request.node_rank or 0), "")
         while not client.await_key(f"r{wanted}/open", max(0.1, min(rdzv.request.report_every_s / 2, rdzv.remaining_s))):
             rdzv.check()
-            first = rdzv.request.expected[0] if rdzv.request.expected else "the leader"
             if self._is_late:
                 self._wait_for_place(rdzv)
-                continue
-            rdzv.wait_for(f"{first} to begin the next attempt")
-            if rdzv.remaining_s <= 0:
-                raise JoinFailedError(
-                    f"{first} did not begin another attempt within {rdzv.timeout_s:.0f} s",
-                    f"see the output of saferun on {first}",
-                )
+            else:
+                self._wait_for_first(rdzv, wanted)
         return wanted
+
+    def _find_round(self, client: StoreClient, rdzv: RendezvousRound) -> bytes | None:
+        """The number of the job's rendezvous, as the first host has published it."""
+        rdzv.wait_for(f"{_first(rdzv)} to begin the rendezvous")  # what is no longer wrong is not reported any more
+        while (found := client.get("round", min(rdzv.request.report_every_s / 2, max(1.0, rdzv.remaining_s)))) is None:
+            rdzv.check()
+            self._wait_for_first(rdzv, 0)
+        return found
+
+    def _wait_for_first(self, rdzv: RendezvousRound, wanted: int) -> None:
+        """The first host has not begun the rendezvous of that number.
+
+        Raises:
+            JoinFailedError: the time for that is over.
+        """
+        first = _first(rdzv)
+        rdzv.wait_for(f"{first} to begin the {'next attempt' if wanted else 'rendezvous'}")
+        if rdzv.remaining_s <= 0:
+            what = "another attempt" if wanted else "the rendezvous"
+            raise JoinFailedError(
+                f"{first} did not begin {what} within {rdzv.timeout_s:.0f} s",
+                f"see the output of saferun on {first}",
+            )
 
     def _wait_for_place(self, rdzv: RendezvousRound) -> None:
         """This host is late: where it is not a part of that job that was started again, it has come to another one.
@@ -452,3 +469,7 @@ class StaticRendezvous:
             f"the job at {where}{scripts[0]} has begun without {rdzv.name}{scripts[1]}",
             f"if that is another job, {port_hint}, or give each job an --rdzv-id of its own",
         )
+
+
+def _first(rdzv: RendezvousRound) -> str:
+    return rdzv.request.expected[0] if rdzv.request.expected else "the leader"

@@ -1,0 +1,131 @@
+"""How a static job's first host and the others conduct their rendezvous, in a store that stands in for torch's."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from saferun.cluster.join_messages import JoinRequest
+from saferun.coordinator import spare_rounds, static_rendezvous
+from saferun.coordinator.assignments import HostRecord, TaskRecord, encode_record
+from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, RendezvousRound
+from saferun.coordinator.static_rendezvous import StaticRendezvous
+from saferun.coordinator.store_client import StoreClient
+from saferun.text.typed_json import fit
+from tests.unit.coordinator.memory_store import MemoryStore
+
+REQUEST: dict[str, Any] = {
+    "backend": "static",
+    "node_rank": 0,
+    "least": 3,
+    "most": 3,
+    "run_id": "job7",
+    "timeout_s": 30.0,
+    "probe_after_s": 1,
+    "name": "node0",
+    "tasks": 1,
+    "expected": ["node0", "node1"],
+}
+
+
+def joined(**fields: Any) -> RendezvousRound:
+    """A rendezvous that all tasks of this host have joined."""
+    rdzv = RendezvousRound(fit(JoinRequest, {**REQUEST, **fields}))
+    rdzv.add(0, rdzv.request)
+    return rdzv
+
+
+class OnePort:
+    """The stores of a first host with one port: a rendezvous begins with an empty one, as torch's are."""
+
+    control_port = ranks_port = 1
+    store_class = None
+
+    def __init__(self, come: dict[int, list[int]]) -> None:
+        self._come = come  # the seats of the hosts that come, by rendezvous
+        self.memory = MemoryStore()
+        self.ranks: StoreClient | None = None
+
+    def serve_ranks(self) -> StoreClient:
+        self.memory = memory = MemoryStore()
+        for round, seats in self._come.items():
+            memory.write(f"r{round}/left", "9")
+            for seat in seats:
+                one = HostRecord(f"node{seat}", (TaskRecord(1, "", 7),), born=str(seat), most=3)
+                memory.write(f"r{round}/host/{seat}", encode_record(one))
+        self.ranks = memory.client()
+        return self.ranks
+
+
+def test_a_host_that_does_not_come_again_is_replaced_where_one_port_is_all_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The store in which the others are answered is not the one in which they have met."""
+    monkeypatch.setattr(spare_rounds, "_PATIENCE_S", 0.1)
+    stores: Any = OnePort({0: [1, 2, 3], 1: [1, 3]})
+    monkeypatch.setattr(static_rendezvous, "prefix_class", lambda _: None)
+    monkeypatch.setattr(static_rendezvous, "publish_address", lambda *_: None)
+    connected = SimpleNamespace(connect=lambda *_, **__: stores.memory.client())
+    monkeypatch.setattr(static_rendezvous, "StoreClient", connected)
+    rendezvous = StaticRendezvous(stores)
+    first = rendezvous.meet(joined(spares=1, one_port=True))
+    assert [record.name for record in first.records] == ["node0", "node1", "node2", "node3"]
+    second = rendezvous.meet(joined(spares=1, one_port=True, attempt=1))
+    assert [record.name for record in second.records] == ["node0", "node1", "node3"]
+    assert [(one.host, one.by) for one in second.replacements] == [("node2", "node3")]
+    assert sorted(key for key in stores.memory.values if "assignment" in key) == ["r1/assignment/1", "r1/assignment/3"]
+
+
+class Reached:
+    """Finds the control store, which could not be reached for a while."""
+
+    port, script, master_addr = 29500, "", ""
+
+    def __init__(self, memory: MemoryStore) -> None:
+        self._memory = memory
+
+    def find(self, rdzv: RendezvousRound) -> StoreClient:
+        rdzv.set_status("node0:29500 refuses connections from node1", is_fault=True)
+        return self._memory.client()
+
+
+def following(**fields: Any) -> tuple[RendezvousRound, threading.Thread, list[Exception]]:
+    """A host that has found the store of a first host that does not begin. Returns what that comes to, too."""
+    rdzv = joined(node_rank=1, name="node1", report_every_s=0.1, **fields)
+    rendezvous = StaticRendezvous(SimpleNamespace())  # type: ignore[arg-type]
+    rendezvous._finder = Reached(MemoryStore())  # type: ignore[assignment]
+    errors: list[Exception] = []
+
+    def follow() -> None:
+        try:
+            rendezvous.meet(rdzv)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    return rdzv, thread, errors
+
+
+def test_a_first_host_that_has_been_reached_and_does_not_begin_is_named_as_that() -> None:
+    """That it refused connections is over; and there was no attempt before."""
+    rdzv, thread, errors = following(timeout_s=0.6)
+    thread.join()
+    assert [error.what for error in errors if isinstance(error, JoinFailedError)] == [
+        "node0 did not begin the rendezvous within 1 s"
+    ]
+    rdzv._reported_at = -1.0
+    message = rdzv.due_message()
+    assert message is not None
+    assert message["text"] == "waiting for node0 to begin the rendezvous"
+
+
+def test_a_host_that_waits_for_the_first_to_begin_ends_with_its_tasks() -> None:
+    """It does not wait for as long as it would for hosts."""
+    rdzv, thread, errors = following()
+    rdzv.is_over = True
+    thread.join(20.0)
+    assert [type(error) for error in errors] == [CancelledError]
