@@ -20,6 +20,7 @@ from saferun.coordinator.record_collection import (
     RECHECK_S,
     MovedError,
     is_gone,
+    leave_alone,
     left_error,
     missing_error,
 )
@@ -74,7 +75,7 @@ def await_assignment(
         CancelledError: no task waits for it any more.
         StoreBrokenError: the store is gone.
     """
-    farewell = _Farewell(client, prefix, own.name, rdzv)
+    farewell = _Farewell(client, prefix, host, own.name, rdzv)
     rdzv.on_leave = farewell.publish
     try:
         begun = begun or BegunWithout(f"the job at this address has begun without {own.name}", _OTHER_JOB_HINT)
@@ -255,13 +256,15 @@ class _Farewell:
     Args:
         client: a connection to the store, which is about to wait.
         prefix: of the rendezvous.
+        host: where it looks for its assignment.
         name: this host's.
         rdzv: knows why it leaves.
     """
 
-    def __init__(self, client: StoreClient, prefix: str, name: str, rdzv: RendezvousRound) -> None:
+    def __init__(self, client: StoreClient, prefix: str, host: int, name: str, rdzv: RendezvousRound) -> None:
         self._client = client
         self._prefix = prefix
+        self._host = host
         self._name = name
         self._rdzv = rdzv
         self._another: StoreClient | None = None
@@ -282,7 +285,14 @@ class _Farewell:
         self._another = None
 
     def publish(self) -> None:
-        """Let the others know that this host has left, and who has ended the job, if that is why."""
+        """Let the others know that this host has left, and who has ended the job, if that is why.
+
+        In a job with spares another one takes its place, unless the job is to end.
+        """
         client = self._another or self._client.another()
-        publish_failure(client, self._prefix, left_error(self._name, self._rdzv.end))
-        client.add(f"{self._prefix}read", 1)
+        error = left_error(self._name, self._rdzv.end)
+        if self._rdzv.spares and error.end is None:
+            leave_alone(client, self._prefix, self._host, error)
+        else:
+            publish_failure(client, self._prefix, error)
+            client.add(f"{self._prefix}read", 1)

@@ -2,9 +2,9 @@
 
 Keys, below the prefix of the rendezvous: ``host/<n>`` a record; ``assignment/<n>`` what that host gets; ``missing`` who
 has not come, for the others to print; ``fail`` why no host gets an assignment, written by whoever finds out; ``read``
-how many hosts have read of it; ``withdrawn/<n>`` that this host cannot start, and has written why. ``<n>`` is the
-host's seat (see ``members``). Each host reads its own assignment only, so that what the leader sends grows with the
-number of hosts, not with its square.
+how many hosts have read of it; ``withdrawn/<n>`` that this host cannot start, or has left, and has written why, and
+``withdrawn`` that some host has left whose record is there. ``<n>`` is the host's seat (see ``members``). Each host
+reads its own assignment only, so that what the leader sends grows with the number of hosts, not with its square.
 """
 
 from __future__ import annotations
@@ -122,6 +122,8 @@ class RecordCollection:
         try:
             while True:
                 self._wait_for_all(rdzv)
+                if self._needed is not None:
+                    self._leave_out_withdrawn(self._needed)
                 gone = self._gone(own) if self._can_probe else []
                 texts = [] if gone else self._read_texts()
                 if not gone and None not in texts:
@@ -180,6 +182,22 @@ class RecordCollection:
                 self._seen_at[seat] = now
         self._missing = missing
 
+    def _leave_out_withdrawn(self, needed: int) -> None:
+        """Leave out hosts that cannot start, or have left.
+
+        Raises:
+            JoinFailedError: there are too few others.
+        """
+        have_some_left = self._client.exists(f"{self._prefix}withdrawn")
+        for seat in self._seats if have_some_left else self._missing:
+            reason = read_failure(self._client.find(self._withdrawn(seat)))
+            if reason is not None:
+                self.withdrawn[seat] = reason
+        self._leave_out(set(self.withdrawn))
+        if 1 + len(self._seats) < needed and self.withdrawn:
+            error = list(self.withdrawn.values())[-1]
+            raise JoinFailedError(error.what, error.hint, kind=error.kind)
+
     def _has_enough_hosts(self, rdzv: RendezvousRound, now: float) -> bool:
         """Whether the job can do without the hosts that are missing.
 
@@ -187,14 +205,7 @@ class RecordCollection:
             JoinFailedError: hosts cannot start, and there are too few others.
         """
         assert self._needed is not None  # noqa: S101 - by the caller
-        for seat in self._missing:
-            reason = read_failure(self._client.find(self._withdrawn(seat)))
-            if reason is not None:
-                self.withdrawn[seat] = reason
-        self._leave_out(set(self.withdrawn))
-        if 1 + len(self._seats) < self._needed and self.withdrawn:
-            error = list(self.withdrawn.values())[-1]
-            raise JoinFailedError(error.what, error.hint, kind=error.kind)
+        self._leave_out_withdrawn(self._needed)
         if 1 + len(self._seats) - len(self._missing) < self._needed:
             self._enough_at = None
             return not self._missing
@@ -207,6 +218,7 @@ class RecordCollection:
     def _leave_out(self, seats: set[int]) -> None:
         self._seats = [seat for seat in self._seats if seat not in seats]
         self._missing = [seat for seat in self._missing if seat not in seats]
+        self._seen_at = {seat: at for seat, at in self._seen_at.items() if seat not in seats}
 
     def _gone(self, own: HostRecord) -> list[int]:
         """Hosts that came early and whose saferun has ended while the others were waited for."""
@@ -404,6 +416,13 @@ def withdraw_alone(client: StoreClient, prefix: str, seat: int, error: JoinFaile
     if not client.check(f"{prefix}host/{seat}"):
         client.set(f"{prefix}withdrawn/{seat}", failure_text(error))
         client.check(f"{prefix}fail")
+
+
+def leave_alone(client: StoreClient, prefix: str, seat: int, error: JoinFailedError) -> None:
+    """Publish that a host leaves that has come, where another one takes its place."""
+    client.set(f"{prefix}withdrawn/{seat}", failure_text(error))
+    client.set(f"{prefix}withdrawn", "")
+    client.check(f"{prefix}fail")
 
 
 def withdraw(client: StoreClient, prefix: str, seat: int | None, error: JoinFailedError) -> None:

@@ -204,6 +204,23 @@ def test_a_host_that_leaves_during_the_meeting_ends_it_for_all() -> None:
         assert job[2].expect("join_failed")["what"] == "node2 left while the hosts of the job met"
 
 
+def test_a_host_that_leaves_during_the_meeting_of_a_job_with_spares_is_replaced() -> None:
+    """As one whose saferun is killed is; the others need not wait until it is missed."""
+    with hosts("node1", "node2", "node3", "node4") as job:
+        master = ["127.0.0.1", [port_of(job[0].ranks)]]
+        fields = {"most": 3, "least": 3, "spares": 1, "master": master, "report_every_s": 0.5}
+        for rank, host in enumerate(job[:3]):
+            host.join(node_rank=rank, **fields)
+        for host in job[:3]:
+            until_words(host, "1 of 4 hosts: node rank 3")
+        job[1].send("goodbye")
+        job[1].wait_closed()
+        job[3].join(node_rank=3, **fields)
+        joined = [host.expect("joined") for host in (job[0], job[2], job[3])]
+        assert [message["host"] for message in joined] == [0, 2, 1]
+        assert joined[0]["replacements"] == [["node rank 1", "node4", "node2 left while the hosts of the job met"]]
+
+
 def test_unequal_hosts_and_roles_are_numbered_by_host() -> None:
     """Torchrun's rules."""
     with hosts("node1", "node2", "node3") as job:

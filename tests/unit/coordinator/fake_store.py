@@ -100,6 +100,9 @@ class Client:
         with self.at.changed:
             return key in self._begin()
 
+    def exists(self, key: str) -> bool:
+        return self.check(key)
+
     def delete(self, key: str) -> bool:
         with self.at.changed:
             return self._begin().pop(key, None) is not None

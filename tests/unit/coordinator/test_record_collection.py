@@ -172,8 +172,8 @@ def started(*seats: int, needed: int, patience_s: float = 0.0) -> tuple[Store, R
     return store, collection
 
 
-def collected(collection: RecordCollection) -> list[str]:
-    rdzv = RendezvousRound(fit(JoinRequest, {**MEETING, "most": 3, "least": 3, "spares": 1}))
+def collected(collection: RecordCollection, timeout_s: float = 0.2) -> list[str]:
+    rdzv = RendezvousRound(fit(JoinRequest, {**MEETING, "most": 3, "least": 3, "spares": 1, "timeout_s": timeout_s}))
     return [record.name for record in collection.collect(rdzv, OWN._replace(name="node0"))]
 
 
@@ -205,6 +205,56 @@ def test_where_too_many_cannot_start_all_end_with_the_reason() -> None:
         withdraw_alone(Client(store), "r0/", seat, JoinFailedError("no /data", "mount it"))  # type: ignore[arg-type]
     with pytest.raises(JoinFailedError, match="no /data"):
         collected(collection)
+
+
+def leave(store: Store, seat: int, end: EndNote | None = None) -> None:
+    """A host of a job with a spare gets a signal while the hosts meet. ``end``: or a user ends the job there."""
+    rdzv = RendezvousRound(fit(JoinRequest, {**MEETING, "spares": 1}))
+    rdzv.end = end
+
+    class Leaves(Accepted):
+        def get(self, key: str, timeout_s: float, **_: object) -> None:  # noqa: ARG002 - as of the store
+            assert rdzv.on_leave is not None
+            rdzv.on_leave()
+            rdzv.is_over = True
+
+    with pytest.raises(CancelledError):
+        await_assignment(Leaves(store), "r0/", seat, rdzv, OWN._replace(name=f"node{seat}"))  # type: ignore[arg-type]
+
+
+def test_a_host_that_leaves_while_others_are_awaited_is_replaced() -> None:
+    """It is none of those that the job has, so that more of the others are waited for."""
+    store, collection = started(1, needed=3)
+    leave(store, 3)
+    arrival = threading.Timer(1.5, store.put, ("r0/host/2", encode_record(OWN._replace(name="node2"))))
+    arrival.start()
+    assert collected(collection, timeout_s=30.0) == ["node0", "node1", "node2"]
+    assert {seat: error.what for seat, error in collection.withdrawn.items()} == {
+        3: "node3 left while the hosts of the job met"
+    }
+    arrival.join()
+
+
+def test_a_host_that_leaves_when_all_have_come_gets_no_ranks() -> None:
+    """Its record is still there; it is not probed in vain."""
+    store, collection = started(1, 2, needed=3)
+    leave(store, 3)
+    collection._can_probe, collection._seen_at = True, {3: 0.0}
+    assert collected(collection) == ["node0", "node1", "node2"]
+    assert collection.here == [1, 2]
+
+
+def test_where_too_many_leave_or_a_user_ends_the_job_all_end() -> None:
+    store, collection = started(1, needed=3, patience_s=1e6)
+    for seat in (2, 3):
+        leave(store, seat)
+    with pytest.raises(JoinFailedError, match="node3 left while the hosts of the job met"):
+        collected(collection)
+    store, collection = started(1, needed=3, patience_s=1e6)
+    leave(store, 3, EndNote("saferunctl stop"))
+    with pytest.raises(JoinFailedError, match="node3 left") as raised:
+        collected(collection, timeout_s=30.0)
+    assert raised.value.end == EndNote("saferunctl stop")
 
 
 def test_a_host_that_comes_when_all_have_their_assignments_hears_that_it_is_late() -> None:

@@ -51,11 +51,11 @@ class OnePort:
 
     def serve_ranks(self) -> StoreClient:
         self.memory = memory = MemoryStore()
-        for round, seats in self._come.items():
-            memory.write(f"r{round}/left", "9")
+        for number, seats in self._come.items():
+            memory.write(f"r{number}/left", "9")
             for seat in seats:
                 one = HostRecord(f"node{seat}", (TaskRecord(1, "", 7),), born=str(seat), most=3)
-                memory.write(f"r{round}/host/{seat}", encode_record(one))
+                memory.write(f"r{number}/host/{seat}", encode_record(one))
         self.ranks = memory.client()
         return self.ranks
 
