@@ -255,9 +255,13 @@ class HostCoordinator:
         """Tasks that do not rejoin have ended, which no other process notices."""
         if self._rejoin_s is not None and self._rejoin_s > 0:
             self._rejoin_s -= elapsed_s
-            for task in attempt.missing() if self._rejoin_s <= 0 else ():
-                if not attempt.lose_task(task):
-                    self._tasks.send_all({"op": "task_lost", "task": task})
+            if self._rejoin_s <= 0:
+                self._lose_missing(attempt)
+
+    def _lose_missing(self, attempt: CoordinatorAttempt) -> None:
+        for task in attempt.missing():
+            if not attempt.lose_task(task):
+                self._tasks.send_all({"op": "task_lost", "task": task})
 
     def _agreement_maker(
         self, rdzv: RendezvousRound, settings: SecretSharing | None
@@ -332,6 +336,7 @@ class HostCoordinator:
                         connection.send(answer)
             attempt.announce()
             self._send_resumption(attempt, rendezvous.resumption(result, own))
+            self._lose_missing(attempt)  # they joined, and ended while the hosts met
         attempt.open()
         if attempt.is_leader:
             if rdzv.request.elastic:
@@ -406,8 +411,12 @@ class HostCoordinator:
         task = connection.task
         if task is None:
             return
-        attempt, is_leaving = self._attempt, connection.is_leaving
-        if not (attempt.lose_task(task, is_leaving=is_leaving) if attempt is not None else is_leaving):
+        with self._lock:  # of two attempts it is missed in one
+            attempt, is_leaving, rdzv = self._attempt, connection.is_leaving, self._rdzv
+            is_needless = attempt.lose_task(task, is_leaving=is_leaving) if attempt is not None else is_leaving
+            # The attempt of which it is lost is the one that the hosts meet for.
+            is_meeting = rdzv is not None and not rdzv.is_over and task in rdzv.joins
+        if not (is_needless or is_meeting):
             self._tasks.send_all({"op": "task_lost", "task": task})
 
     def farewell(self, done: Callable[[], None]) -> None:

@@ -231,6 +231,32 @@ def test_tasks_of_a_host_share_its_coordinator(tmp_path: Path) -> None:
             head.close()
 
 
+def test_a_task_that_is_killed_while_the_hosts_meet_ends_the_attempt_that_follows(tmp_path: Path) -> None:
+    """Its ranks have a place among the others, which would wait for them in the first collective."""
+    head = Host("node1", tasks_path=tmp_path / "tasks")
+    with hosts("node2") as (other,):
+        lines = [head, *connect(tmp_path / "tasks", 2)]
+        try:
+            record = {"nproc": 1, "pid": os.getpid()}
+            for task, line in enumerate(lines):
+                fields = {"task": task, "tasks": 3, "most": 2, "report_every_s": 0.5, "record": record}
+                line.send("join", **joining(head, **fields))
+            until_words(head, "waiting for 1 of 2 hosts")
+            lines[2].socket.close()
+            other.join(node_rank=1, most=2, master=["127.0.0.1", [port_of(head.ranks)]], record=record)
+            joined = [line.expect("joined") for line in (head, lines[1], other)]
+            assert [message["base_rank"] for message in joined] == [0, 1, 3]
+            for line in lines[:2]:
+                assert line.expect("task_lost") == {"op": "task_lost", "task": 2}
+            lost = {**TROUBLE, "host": 0, "reason": "task_lost", "lost_task": 2}
+            head.send("append", attempt=0, message=lost)
+            assert other.expect("entry")["message"]["reason"] == "task_lost"
+        finally:
+            for line in lines[1:]:
+                line.socket.close()
+            head.close()
+
+
 def connect(path: Path, count: int) -> list[Line]:
     lines = []
     for _ in range(count):

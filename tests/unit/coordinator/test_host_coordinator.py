@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from saferun.coordinator.assignments import HostRecord, TaskRecord, assign
 from saferun.coordinator.attempt import CoordinatorAttempt
 from saferun.coordinator.host_coordinator import HostCoordinator
+from saferun.coordinator.rendezvous_round import RendezvousResult, RendezvousRound
+from tests.unit.coordinator.memory_store import MemoryStore
 
 
 @pytest.mark.parametrize("is_head", [False, True])
@@ -41,3 +45,110 @@ def test_a_leader_that_can_start_no_thread_ends_the_attempt_with_the_reason() ->
     attempt.open()
     text = "the coordinator of this host cannot work: can't start new thread"
     assert sent == [{"op": "store_lost", "attempt": 3, "why": "unknown", "text": text, "again": False}]
+
+
+class Task:
+    """The connection of one of a host's two tasks."""
+
+    is_leaving = False
+
+    def __init__(self, task: int) -> None:
+        self.task, self.is_head = task, task == 0
+        self.heard: list[tuple[str, Any]] = []
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.heard.append((message["op"], message.get("task", message.get("attempt"))))
+
+
+class Host:
+    """The second host of a job, with two tasks, which meets the first when the test lets it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, spares: int = 0) -> None:
+        self.spares = spares
+        self.lines = [Task(0), Task(1)]
+        self.connected = list(self.lines)
+        self.others_come = [threading.Event(), threading.Event()]
+        tasks: Any = SimpleNamespace(
+            head=self.lines[0],
+            connected=lambda: list(self.connected),
+            of_task=lambda task: next((one for one in self.connected if one.task == task), None),
+            send_all=lambda message: [one.send(message) for one in self.connected],
+        )
+        rendezvous: Any = SimpleNamespace(
+            meet=self._meet,
+            watch_membership=lambda _: None,
+            move=None,
+            resumption=lambda *_: None,
+        )
+        self.coordinator = HostCoordinator(tasks, SimpleNamespace(), -1)  # type: ignore[arg-type]
+        self.coordinator._rendezvous = rendezvous
+        self.opened = [threading.Event(), threading.Event()]
+        monkeypatch.setattr(CoordinatorAttempt, "open", lambda attempt: self.opened[attempt.number].set())
+
+    def _meet(self, rdzv: RendezvousRound) -> RendezvousResult:
+        own = rdzv.wait_for_tasks()
+        assert self.others_come[own.attempt].wait(30.0)
+        first = HostRecord("node1", (TaskRecord(1, "", 1),), attempt=own.attempt)
+        assignment = assign([first, own], self.spares)[1]
+        client = MemoryStore().client()
+        return RendezvousResult(assignment, client, "job", f"a{own.attempt}/", [], "node1", 29500)
+
+    def join(self, attempt: int = 0) -> None:
+        for one in self.connected:
+            record = {"nproc": 1, "role": "", "pid": 0}
+            request = {"backend": "static", "least": 2, "most": 2, "run_id": "job", "timeout_s": 60.0, "node_rank": 1}
+            request |= {"probe_after_s": 1, "name": "node2", "tasks": 2, "task": one.task, "record": record}
+            self.coordinator.handle(one, {"op": "join", "attempt": attempt, **request})  # type: ignore[arg-type]
+
+    def lose(self, task: int, *, is_leaving: bool = False) -> None:
+        one = self.lines[task]
+        one.is_leaving = is_leaving
+        self.connected.remove(one)
+        self.coordinator.lose_task(one)  # type: ignore[arg-type]
+
+    def meet(self, attempt: int = 0) -> None:
+        self.others_come[attempt].set()
+        assert self.opened[attempt].wait(30.0)
+
+
+@pytest.mark.parametrize("is_leaving", [False, True])
+def test_a_task_that_ends_while_the_hosts_meet_ends_the_attempt_that_they_meet_for(
+    monkeypatch: pytest.MonkeyPatch, *, is_leaving: bool
+) -> None:
+    """Its ranks have a place among the others, which would wait for them in the first collective."""
+    host = Host(monkeypatch)
+    host.join()
+    host.lose(1, is_leaving=is_leaving)
+    assert host.lines[0].heard == [], "there is no attempt that could be ended"
+    host.meet()
+    assert host.lines[0].heard == [("joined", 0), ("task_lost", 1)]
+
+
+def test_of_later_attempts_the_next_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one before is over for all tasks that have joined."""
+    host = Host(monkeypatch)
+    host.join()
+    host.meet()
+    assert host.lines[0].heard == [("joined", 0)]
+    host.join(attempt=1)
+    host.lose(1)
+    assert host.lines[0].heard == [("joined", 0)]
+    host.meet(attempt=1)
+    assert host.lines[0].heard == [("joined", 0), ("joined", 1), ("task_lost", 1)]
+
+
+def test_a_task_that_ends_while_ranks_run_is_lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch)
+    host.join()
+    host.meet()
+    host.lose(1)
+    assert host.lines[0].heard == [("joined", 0), ("task_lost", 1)]
+
+
+def test_a_task_of_a_spare_that_ends_while_the_hosts_meet_costs_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rank waits for it."""
+    host = Host(monkeypatch, spares=1)
+    host.join()
+    host.lose(1)
+    host.meet()
+    assert [op for op, _ in host.lines[0].heard] == ["joined", "warn"]
