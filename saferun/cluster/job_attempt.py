@@ -295,7 +295,7 @@ class JobAttempt:
             self._sender.broadcast("request", attempt=number, text=found.text, at_once=found.at_once)
 
     def _on_decision(self, attempt: int, entry: JsonObject) -> None:
-        found, current = decision_from(entry), self.context.calls.attempt()
+        found, current, read_of = decision_from(entry), self.context.calls.attempt(), attempt
         if attempt == self._sender.joined_attempt < current and not self.leads:
             attempt = current  # this host is about to meet the others for it
         self.context.calls.post(
@@ -311,7 +311,7 @@ class JobAttempt:
                 replaced=found.replaced,
             )
         )
-        self._sender.acknowledge()
+        self._sender.acknowledge(read_of)
 
     def _on_preflight(self, attempt: int, entry: JsonObject) -> None:
         if attempt == self.number:

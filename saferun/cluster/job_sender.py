@@ -127,9 +127,9 @@ class JobSender:
         """How the ranks of this process do, for the leader."""
         self._send("state", state=state)
 
-    def acknowledge(self) -> None:
-        """The decision has been taken in."""
-        self._send("ack")
+    def acknowledge(self, attempt: int | None = None) -> None:
+        """The decision has been taken in. ``attempt``: in whose log it is; None: the current attempt's."""
+        self._send("ack", attempt=self._number if attempt is None else attempt)
 
     def probe(self, hosts: list[int], awaits_heartbeat: bool) -> None:  # noqa: FBT001 - by the collection
         """Have hosts probed.

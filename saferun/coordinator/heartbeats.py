@@ -29,6 +29,8 @@ from saferun.text.typed_json import line_of, number_of, text_of
 CHANGE = 1 << 32
 _LONGEST_STATE_BYTES = 256 << 10
 _LONGEST_TASK_STATE_BYTES = 4 << 10
+# Left out first, in this order, where a task's state is longer: how its ranks do matters more.
+_NEEDED_LESS = ("waits", "beside", "route")
 _MOST_CHUNKS = 1000
 _READ_EVERY_S = 1.0
 _LONGEST_TICK_S = 2.0
@@ -85,8 +87,11 @@ class Heartbeats:
         """Beat, with the channel's connection of now."""
         threading.Thread(target=self._run, daemon=True).start()
 
-    def set_state(self, task: int, state: object) -> None:
-        """A task's state."""
+    def set_state(self, task: int, state: dict[str, Any]) -> None:
+        """A task's state. What is too long even without what is needed less is ignored."""
+        for name in _NEEDED_LESS:
+            if len(json.dumps(state)) > _LONGEST_TASK_STATE_BYTES:
+                state = {field: value for field, value in state.items() if field != name}
         if len(json.dumps(state)) <= _LONGEST_TASK_STATE_BYTES:
             self._change(lambda: self._tasks.update({str(task): state}))
 

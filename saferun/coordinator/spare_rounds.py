@@ -48,7 +48,8 @@ class SpareRounds:
         """What collects the records of a rendezvous. ``more``: as it is in a job without spares."""
         # The one of this host's tasks that leads knows them, whichever has come first.
         self._members.leave_out({number for join in rdzv.joins.values() for number in join.left_out})
-        seats = self._members.expected(lambda seat: client.check(late_key(seat)))
+        # A host that misses this one as well says so again; one that has gone since is not waited for each time.
+        seats = self._members.expected(lambda seat: client.delete(late_key(seat)))
         return RecordCollection(
             client,
             prefix,

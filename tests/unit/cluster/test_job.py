@@ -606,6 +606,16 @@ def test_between_attempts_a_host_ends_by_what_the_leader_says(listening: Listeni
     assert listening.channel.sent == []
 
 
+def test_between_attempts_a_decision_is_acknowledged_to_the_attempt_that_it_is_of(listening: Listening) -> None:
+    """The leader waits for that, and the coordinator drops what is of an attempt for which the hosts have not met."""
+    between_attempts(listening, host=1, base_rank=2, leader=False, peers=[])
+    listening.hear(op="entry", attempt=0, k=9, message={**DECISION, "next": "finish"})
+    (event,) = listening.events
+    assert isinstance(event, JobDecided)
+    assert (event.attempt, event.next_step) == (1, "finish")
+    assert listening.channel.sent == [{"op": "ack", "attempt": 0}]
+
+
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_host_that_waits_to_join_ends_when_a_user_has_ended_the_job(listening: Listening, *, at_once: bool) -> None:
     """It was never in an attempt, whose log it could read."""

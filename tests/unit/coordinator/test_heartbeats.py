@@ -96,6 +96,20 @@ def test_the_leader_learns_states_at_once(monkeypatch: pytest.MonkeyPatch) -> No
             leader.until(lambda state=state: leader.states.get("1/0") == state)
 
 
+def test_of_a_state_that_is_too_long_the_leader_learns_how_the_ranks_do() -> None:
+    """A host whose end got lost with what is only for people would count as at work."""
+    store = Store()
+    long: dict[str, Any] = {"waits": {"n": 1, "rows": "x" * 3000}, "beside": {"n": 1, "lines": "x" * 3000}}
+    with leading(store) as leader, beating(store) as (heartbeats, _):
+        heartbeats.set_state(0, {"s": "done", **long, "route": "by eth0"})
+        leader.until(lambda: "1/0" in leader.states)
+        assert leader.states["1/0"] == {"s": "done", "beside": long["beside"], "route": "by eth0"}
+        heartbeats.set_state(0, {"s": "run", "x": "x" * 5000})
+        heartbeats.set_state(0, {"s": "left_over", **long, "route": "x" * 3000})
+        leader.until(lambda: leader.states["1/0"]["s"] != "done")
+        assert leader.states["1/0"] == {"s": "left_over", "route": "x" * 3000}
+
+
 def test_a_lost_host_is_not_waited_for() -> None:
     """It will not take in anything."""
     leader = Leader(Store())

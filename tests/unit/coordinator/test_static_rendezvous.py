@@ -12,6 +12,7 @@ from saferun.cluster.join_messages import JoinRequest
 from saferun.coordinator import spare_rounds, static_rendezvous
 from saferun.coordinator.assignments import HostRecord, TaskRecord, encode_record
 from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, RendezvousRound
+from saferun.coordinator.spare_rounds import SpareRounds, late_key
 from saferun.coordinator.static_rendezvous import StaticRendezvous
 from saferun.coordinator.store_client import StoreClient
 from saferun.text.typed_json import fit
@@ -77,6 +78,35 @@ def test_a_host_that_does_not_come_again_is_replaced_where_one_port_is_all_there
     assert [record.name for record in second.records] == ["node0", "node1", "node3"]
     assert [(one.host, one.by) for one in second.replacements] == [("node2", "node3")]
     assert sorted(key for key in stores.memory.values if "assignment" in key) == ["r1/assignment/1", "r1/assignment/3"]
+
+
+def test_a_host_that_came_late_and_has_gone_since_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says that it waits when it is late; each later attempt would begin half a minute later because of it."""
+    monkeypatch.setattr(spare_rounds, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(spare_rounds, "_FIRST_PATIENCE_S", 0.0)
+    client = MemoryStore().client()
+    rounds = SpareRounds(joined(spares=1))
+
+    def meet(number: int, *come: int) -> list[int]:
+        """Returns who is waited for."""
+        rdzv, prefix = joined(spares=1), f"r{number}/"
+        for seat in come:
+            record = HostRecord(f"node{seat}", (TaskRecord(1, "", 7),), born=str(seat), most=3)
+            client.set(f"{prefix}host/{seat}", encode_record(record))
+        collection = rounds.collection(rdzv, client, prefix, can_probe=False)
+        awaited = collection.here
+        rounds.arrange(rdzv, collection, collection.collect(rdzv, rdzv.wait_for_tasks()))
+        return awaited
+
+    assert meet(0, 1, 2) == [1, 2, 3]
+    assert meet(1, 1, 2) == [1, 2]
+    client.set(late_key(3), "")
+    assert meet(2, 1, 2, 3) == [1, 2, 3]
+    assert meet(3, 1, 2) == [1, 2, 3], "it is a spare"
+    assert meet(4, 1, 2) == [1, 2]
+    client.set(late_key(3), "")
+    assert meet(5, 1, 2) == [1, 2, 3]
+    assert meet(6, 1, 2) == [1, 2]
 
 
 class Reached:
