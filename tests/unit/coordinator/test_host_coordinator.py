@@ -72,7 +72,7 @@ class Host:
             head=self.lines[0],
             connected=lambda: list(self.connected),
             of_task=lambda task: next((one for one in self.connected if one.task == task), None),
-            send_all=lambda message: [one.send(message) for one in self.connected],
+            send_all=self._send_all,
         )
         rendezvous: Any = SimpleNamespace(
             meet=self._meet,
@@ -84,6 +84,10 @@ class Host:
         self.coordinator._rendezvous = rendezvous
         self.opened = [threading.Event(), threading.Event()]
         monkeypatch.setattr(CoordinatorAttempt, "open", lambda attempt: self.opened[attempt.number].set())
+
+    def _send_all(self, message: dict[str, Any]) -> None:
+        for one in self.connected:
+            one.send(message)
 
     def _meet(self, rdzv: RendezvousRound) -> RendezvousResult:
         own = rdzv.wait_for_tasks()
