@@ -9,9 +9,21 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Collection, Iterator
+from itertools import islice
 
 from saferun.errors import suppress
-from saferun.files.run_files import EARLIER, has_ended, open_below, read_record, run_records
+from saferun.files.run_files import (
+    EARLIER,
+    RUN_JSON,
+    RunRecord,
+    has_ended,
+    names_in,
+    open_below,
+    read_record,
+    run_records,
+    unheard_s,
+)
 from saferun.linux.ownership import CAREFULLY
 
 # What stands beside the directories of the hosts.
@@ -24,45 +36,98 @@ _OF_THE_JOB = (
     "preflight.json",
     "waits.json",
 )
+_EVENTS = "events.jsonl"  # which each host has, and no run directory
 _MOST_TRIES = 100
+_MOST_NAMES = 20_000
 _BLOCK_BYTES = 1 << 20
 
 _Identity = tuple[int, int]
 
 
-def set_aside(fd: int, host: str, *, leads: bool) -> tuple[str, bool]:
+def set_aside(fd: int, host: str, *, leads: bool, hosts: Collection[str] = ()) -> tuple[str, float | None]:
     """Move what an earlier run left, if it has ended. What belongs to other hosts of this run stays.
 
     Args:
         fd: the run directory.
         host: the name of this host's directory in it.
         leads: whether this process writes what is about the whole job.
+        hosts: the names of all hosts of this run, this one among them; empty: they are not known.
 
     Returns:
-        The name of the new directory in it; empty: nothing had to be moved, or could be. And whether the earlier run
-        still uses the directory.
+        The name of the new directory in it; empty: nothing had to be moved, or could be. And where the earlier run may
+        still use the directory, how long ago it wrote there; 0: its process is known to live; None: it has ended.
     """
-    records = [record for record in (read_record(fd),) if record is not None] if leads else []
+    top = read_record(fd)
+    records = [top] if leads and top is not None else []
     below = open_below(fd, host)
     if below >= 0:
         try:
             records += run_records(below, host)
         finally:
             os.close(below)
+    earlier = ""
+    if below >= 0 and not records and not leads:
+        records, earlier = _records_as_leader(fd, host, top)
     names = [host, *(_OF_THE_JOB if leads else ())]
     own = _own_files(fd)
     found = [name for name in names if _exists(fd, name) and (name, _identity(fd, name)) not in own]
     if not found or not records:
-        return "", False
-    if not all(has_ended(fd, record) for record in records):
-        return "", True
-    earlier = _new_directory(fd)
+        return "", None
+    if living := [record for record in records if not has_ended(fd, record)]:
+        return "", min(unheard_s(fd, record) for record in living)
+    if leads and hosts:
+        found += _other_hosts(fd, top, {host, *hosts})
+    earlier = earlier or _new_directory(fd)
     moved = False
     for name in found if earlier else ():
         with suppress(OSError):
             os.rename(name, f"{earlier}/{name}", src_dir_fd=fd, dst_dir_fd=fd)
             moved = True
-    return (earlier if moved else ""), False
+    return (earlier if moved else ""), None
+
+
+def _records_as_leader(fd: int, host: str, top: RunRecord | None) -> tuple[list[RunRecord], str]:
+    """The record of a host that led an earlier run: it is at the top, or the leader of this run has moved it already.
+
+    Returns:
+        The record, and the directory that it is in, into which the host's files belong; empty: there is none yet.
+    """
+    if top is not None and top.host == host:
+        return [top], ""
+    for earlier in sorted((name for name in names_in(fd, _MOST_NAMES) if name.startswith(EARLIER)), reverse=True):
+        record = read_record(fd, f"{earlier}/{RUN_JSON}")
+        if record is not None and record.host == host:
+            # Where that run's files of the host are there, too, those outside are a later run's.
+            return ([], "") if _exists(fd, f"{earlier}/{host}") else ([record], earlier)
+    return [], ""
+
+
+def _other_hosts(fd: int, top: RunRecord | None, hosts: Collection[str]) -> Iterator[str]:
+    """The directories of hosts that have ended and do not belong to this run.
+
+    Args:
+        fd: the run directory.
+        top: the record of the earlier run, which has ended.
+        hosts: those of this run.
+    """
+    names: list[str] = []
+    with suppress(OSError), os.scandir(fd) as entries:
+        names += [entry.name for entry in islice(entries, _MOST_NAMES) if entry.is_dir(follow_symlinks=False)]
+    for name in names:
+        if name in hosts or name.startswith(EARLIER) or not _is_file(fd, f"{name}/{_EVENTS}"):
+            continue
+        below = open_below(fd, name)
+        if below < 0:
+            continue
+        try:
+            records = run_records(below, name)
+            described = read_record(below)
+        finally:
+            os.close(below)
+        if described is None and top is not None:  # of the host that led
+            described, records = top, [*records, top]
+        if described is not None and described.host == name and all(has_ended(fd, record) for record in records):
+            yield name
 
 
 def keep_own_files(fd: int) -> str:

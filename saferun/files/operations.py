@@ -32,8 +32,14 @@ _records: list[LiveRecord] = []
 
 
 def make_run_directory(
-    path: str, host_path: str, ignored: str, latest: list[str], earlier: Sequence[int] = (), keeps: int = 0
-) -> tuple[str, bool, str]:
+    path: str,
+    host_path: str,
+    ignored: str,
+    latest: list[str],
+    earlier: Sequence[int] = (),
+    keeps: int = 0,
+    hosts: Sequence[str] = (),
+) -> tuple[str, float | None, str]:
     """Make the directory of a launch and of this host in it.
 
     Args:
@@ -44,10 +50,12 @@ def make_run_directory(
         earlier: whether this process writes what is about the whole job, 0 or 1, where the directory may have been used
             before; empty: what is there is left where it is.
         keeps: 1 where files of the user's own may be there, which this process would replace.
+        hosts: the names of all hosts of the job; empty: they are not known.
 
     Returns:
-        The name of the directory into which what an earlier run left was moved, empty: there was nothing; whether
-        another run uses the directory now; and the name of the directory that has files of the user's own as well.
+        The name of the directory into which what an earlier run left was moved, empty: there was nothing; where another
+        run may still use the directory, how long ago it wrote there, 0: its process is known to live, None: none does;
+        and the name of the directory that has files of the user's own as well.
 
     Raises:
         NotOursError: it, or the directory of all runs, belongs to another user.
@@ -56,15 +64,16 @@ def make_run_directory(
     tree = add_tree(Tree(ignored or path))
     tree.make()
     fd = tree.open()
-    moved, is_used, kept = "", False, ""
+    moved, kept = "", ""
+    unheard_s: float | None = None
     try:
         if ignored:
             with suppress(OSError):
                 trees.write_gitignore(fd)
         for leads in earlier:
             with suppress(OSError):
-                moved, is_used = set_aside(fd, os.path.basename(host_path), leads=bool(leads))
-        if keeps and not moved and not is_used:
+                moved, unheard_s = set_aside(fd, os.path.basename(host_path), leads=bool(leads), hosts=hosts)
+        if keeps and not moved and unheard_s is None:
             with suppress(OSError):
                 kept = keep_own_files(fd)
         trees.make_directories(host_path)
@@ -78,7 +87,7 @@ def make_run_directory(
                     os.unlink(latest[0], dir_fd=fd)
     finally:
         os.close(fd)
-    return moved, is_used, kept
+    return moved, unheard_s, kept
 
 
 def make_directories(paths: list[str], outdated: list[str], again: int = 0) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from saferun.errors import SaferunError, UsageError, suppress
 from saferun.files.file_stream import APPENDED, WHOLE, Files, FileStream, WriterAnswer
@@ -77,6 +77,7 @@ class RunDirectory:
         self._is_part = False
         self._has_neighbours = False  # further processes of this launch on this host, with the same directory
         self._part = ""
+        self._hosts: list[str] = []
         self.refusal: SaferunError | None = None
         """Why the launch cannot be: the user has chosen another user's directory."""
         self.path: str | None = None
@@ -97,7 +98,9 @@ class RunDirectory:
         except OSError:  # the current directory is gone
             return ""
 
-    def join(self, name: str, *, host: str, is_part: bool, task: int = 0, tasks: int = 1) -> None:
+    def join(
+        self, name: str, *, host: str, is_part: bool, task: int = 0, tasks: int = 1, hosts: Iterable[str] = ()
+    ) -> None:
         """This launch is part of a job of several. Does nothing once the directory is open.
 
         Args:
@@ -106,6 +109,7 @@ class RunDirectory:
             is_part: files about the whole job are written elsewhere; ours go to the host's directory.
             task: which of several processes of this host this is; 0 is the first.
             tasks: how many there are.
+            hosts: the names of the job's other hosts, for the one that leads.
         """
         self._is_part = is_part
         self._has_neighbours = tasks > 1
@@ -114,6 +118,9 @@ class RunDirectory:
         self._host = _file_name(host) or self._host
         self.name = _file_name(name) or self.name
         self._part = f".task_{task}" if task else ""
+        names = [_file_name(one) for one in hosts]
+        # A host whose name is no file's has a directory that only it knows.
+        self._hosts = [self._host, *names] if not is_part and all(names) else []
 
     def open(self, on_open: Callable[[], None] | None = None) -> None:
         """Make the directory. Until now nothing has been written, and events were kept in memory.
@@ -161,18 +168,24 @@ class RunDirectory:
 
         earlier = [] if ours or self._has_neighbours else [int(not self._is_part)]
         keeps = int(not ours and not self._is_part)
-        arguments: list[object] = [path, host_path, top if ours else "", latest if ours else [], earlier, keeps]
+        hosts = self._hosts if earlier else []
+        arguments: list[object] = [path, host_path, top if ours else "", latest if ours else [], earlier, keeps, hosts]
         self.files.ask("make_run_directory", arguments, on_answer)
 
-    def _note_earlier_run(self, chosen: str, moved: str, is_used: bool, kept: str) -> None:  # noqa: FBT001 - of JSON
+    def _note_earlier_run(self, chosen: str, moved: str, unheard_s: float | None, kept: str) -> None:
         if kept:
             where = os.path.join(chosen, kept)
             self._warn(f"{chosen} has files with names that saferun writes to: they are kept in {where}, too")
         if moved:
             self._warn(f"{chosen} had the files of an earlier run: they are in {os.path.join(chosen, moved)} now")
-        elif is_used:
+        elif unheard_s == 0:
             self._warn(
                 f"another run writes to {chosen}: they overwrite each other's files; give each a --run-dir of its own"
+            )
+        elif unheard_s is not None:
+            self._warn(
+                f"another run may still write to {chosen}: its files changed {unheard_s:.0f} s ago; they are not moved,"
+                " and may be overwritten; give each run a --run-dir of its own"
             )
 
     def _refuse(self, chosen: str, path: str, error: OSError) -> None:

@@ -201,6 +201,13 @@ def has_ended(fd: int, record: RunRecord) -> bool:
     return record.end is not None or not _lives(fd, record, time.time(), _UNHEARD_S)
 
 
+def unheard_s(fd: int, record: RunRecord) -> float:
+    """How long ago the files of a saferun that has not ended were written to; 0: its process is known to live."""
+    if record.process is not None and is_living(record.process):
+        return 0.0
+    return max(time.time() - _heard_at(fd, record.host), 1.0)
+
+
 def _parts(fd: int, host: str) -> Iterator[RunRecord]:
     below = open_below(fd, host)
     if below < 0:

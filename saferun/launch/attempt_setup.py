@@ -108,7 +108,12 @@ class AttemptSetup:
         context.checks.begin_attempt(probes=assignment.checked and bool(placement.ranks))
         local_rank, tasks = (task.local_rank, task.local_world_size) if task is not None else (0, 1)
         context.run_dir.join(
-            assignment.files, host=context.host, is_part=not assignment.leads, task=local_rank, tasks=tasks
+            assignment.files,
+            host=context.host,
+            is_part=not assignment.leads,
+            task=local_rank,
+            tasks=tasks,
+            hosts=(*(peer.label for peer in context.job.peers.values()), *assignment.spares),
         )
         context.investigation.log.host = context.host
         if assignment.replacements:

@@ -1,0 +1,179 @@
+"""A run directory that is named again: each run keeps its files to itself, and none of a run that lives is moved."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from saferun.files import earlier_run
+from saferun.files.run_dir import RunDirectory
+from saferun.linux.process_identity import ProcessIdentity
+from tests.direct_files import DirectFiles
+from tests.unit.described_runs import ELSEWHERE, GONE, HERE, make_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+END = {"time": 2.0, "exit_code": 0, "outcome": "succeeded", "headline": ""}
+
+
+def write_record(
+    path: Path, host: str, *, process: ProcessIdentity | None = ELSEWHERE, ended: bool = True, run_id: str = "old"
+) -> None:
+    """A run.json."""
+    content = {
+        "run_id": run_id,
+        "command": ["x"],
+        "host": host,
+        "process": process._asdict() if process is not None else None,
+        "started_at": 1.0,
+        "directory": "",
+        "end": END if ended else None,
+    }
+    path.write_text(json.dumps(content))
+
+
+def write_host(top: Path, host: str, content: str = "old", *, leads: bool = False, ended: bool = True) -> None:
+    """What a host has left of a run."""
+    (top / host / "attempt_0" / "rank_0").mkdir(parents=True)
+    (top / host / "events.jsonl").write_text(f"{content}\n")
+    (top / host / "attempt_0" / "rank_0" / "stdout.log").write_text(content)
+    write_record(top / "run.json" if leads else top / host / "run.json", host, ended=ended)
+
+
+def set_aside(top: Path, host: str, *, leads: bool = False, hosts: Iterable[str] = ()) -> tuple[str, float | None]:
+    """Set aside as ``host`` does it at its start."""
+    fd = os.open(top, os.O_RDONLY)
+    try:
+        return earlier_run.set_aside(fd, host, leads=leads, hosts=hosts)
+    finally:
+        os.close(fd)
+
+
+def files_in(top: Path) -> set[str]:
+    """All files, without those of earlier runs."""
+    paths = (path.relative_to(top) for path in top.rglob("*") if path.is_file())
+    return {str(path) for path in paths if not path.parts[0].startswith("earlier-")}
+
+
+def earlier_files(top: Path) -> set[str]:
+    """All files of earlier runs, without the names of their directories."""
+    return {str(path.relative_to(one)) for one in top.glob("earlier-*") for path in one.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["the follower first", "the leader first"])
+def test_a_host_that_led_the_earlier_run_and_follows_now_sets_its_files_aside(
+    tmp_path: Path, *, is_first: bool
+) -> None:
+    """Its record is at the top, or where the new leader has moved it already."""
+    write_host(tmp_path, "node1", leads=True)
+    write_host(tmp_path, "node2")
+    before = files_in(tmp_path)
+    for host in ("node1", "node2") if is_first else ("node2", "node1"):
+        moved, unheard_s = set_aside(tmp_path, host, leads=host == "node2", hosts=["node2", "node1"])
+        assert moved
+        assert unheard_s is None
+    assert files_in(tmp_path) == set()
+    assert earlier_files(tmp_path) == before
+
+
+def test_what_a_host_led_once_says_nothing_about_its_files_of_a_later_run(tmp_path: Path) -> None:
+    """They have no record yet: perhaps that run has just begun."""
+    write_host(tmp_path, "node1", leads=True)
+    assert set_aside(tmp_path, "node1", leads=True, hosts=["node1"])[0]
+    write_host(tmp_path, "node1", "new")
+    (tmp_path / "node1" / "run.json").unlink()
+    write_record(tmp_path / "run.json", "node2", process=HERE, ended=False)
+    assert set_aside(tmp_path, "node1") == ("", None)
+    assert (tmp_path / "node1" / "events.jsonl").read_text() == "new\n"
+
+
+def test_a_host_that_led_the_earlier_run_and_still_does_keeps_its_files(tmp_path: Path) -> None:
+    write_host(tmp_path, "node1", leads=True)
+    write_record(tmp_path / "run.json", "node1", process=HERE, ended=False)
+    before = files_in(tmp_path)
+    assert set_aside(tmp_path, "node1") == ("", 0)
+    assert files_in(tmp_path) == before
+
+
+@pytest.mark.parametrize("leader", ["node1", "node2"])
+def test_hosts_of_the_earlier_run_that_this_one_lacks_leave_nothing(tmp_path: Path, leader: str) -> None:
+    """Otherwise their ranks would pass for those of this run."""
+    for host in ("node1", "node2", "node3"):
+        write_host(tmp_path, host, leads=host == leader)
+    before = files_in(tmp_path)
+    moved, unheard_s = set_aside(tmp_path, "node1", leads=True, hosts=["node1"])
+    assert moved
+    assert unheard_s is None
+    assert files_in(tmp_path) == set()
+    assert earlier_files(tmp_path) == before
+
+
+def test_only_what_is_an_ended_host_s_is_moved(tmp_path: Path) -> None:
+    """Not a host of this run, one that lives, another run below this directory, or what is the user's own."""
+    for host in ("node1", "node2", "node3", "node4"):
+        write_host(tmp_path, host, leads=host == "node1", ended=host != "node3")
+    write_record(tmp_path / "node3" / "run.json", "node3", process=HERE, ended=False)
+    (tmp_path / "inner").mkdir()
+    write_host(tmp_path / "inner", "node1", leads=True)
+    (tmp_path / "checkpoints").mkdir()
+    write_record(tmp_path / "checkpoints" / "run.json", "checkpoints")
+    (tmp_path / "link").symlink_to(tmp_path / "node4")
+    left = {name for name in files_in(tmp_path) if not name.startswith(("node1/", "node4/", "run.json"))}
+    assert set_aside(tmp_path, "node1", leads=True, hosts=["node1", "node2"])[0]
+    assert files_in(tmp_path) == left
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_where_the_hosts_of_this_run_are_not_known_those_of_the_earlier_one_stay(tmp_path: Path) -> None:
+    """A launch may end before its hosts have met."""
+    for host in ("node1", "node2"):
+        write_host(tmp_path, host, leads=host == "node1")
+    assert set_aside(tmp_path, "node1", leads=True)[0]
+    assert "node2/events.jsonl" in files_in(tmp_path)
+
+
+@pytest.mark.parametrize(("others", "is_moved"), [((), True), (("node3",), True), (("fe80::1",), False)])
+def test_the_leader_knows_the_hosts_of_this_run_by_their_directories(
+    tmp_path: Path, others: tuple[str, ...], *, is_moved: bool
+) -> None:
+    """A host whose name is no file's has a directory of another name: it could be any of those that are here."""
+    for host in ("node1", "node2", "node3"):
+        write_host(tmp_path, host, leads=host == "node1")
+    run_dir = RunDirectory(
+        str(tmp_path), wanted=True, host="node1", run_id="0123456789abcdef", warn=print, files=DirectFiles()
+    )
+    run_dir.join("", host="node1", is_part=False, hosts=("node1", *others))
+    run_dir.open()
+    run_dir.close()
+    left = {path.parent.name for path in tmp_path.glob("node*/attempt_0")}
+    assert left == ({"node3"} & set(others) if is_moved else {"node2", "node3"})
+
+
+@pytest.mark.parametrize(
+    ("process", "age_s", "message"),
+    [
+        (HERE, 400.0, "another run writes to"),
+        (ELSEWHERE, 12.0, "another run may still write to"),
+        (ELSEWHERE, 400.0, "had the files of an earlier run"),
+        (GONE, 12.0, "had the files of an earlier run"),
+    ],
+)
+def test_whether_another_run_writes_to_the_directory_is_said_as_far_as_it_is_known(
+    tmp_path: Path, process: ProcessIdentity, age_s: float, message: str
+) -> None:
+    """A pod that was killed and started again sees no process of the one before."""
+    path, warnings = make_run(tmp_path, "out", process=process, end=None, age_s=age_s), list[str]()
+    run_dir = RunDirectory(
+        str(path), wanted=True, host="node1", run_id="0123456789abcdef", warn=warnings.append, files=DirectFiles()
+    )
+    run_dir.open()
+    run_dir.close()
+    (warning,) = warnings
+    assert message in warning
+    assert bool(re.search(r"its files changed \d+ s ago", warning)) == ("may still" in warning)
