@@ -399,8 +399,8 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--keep-runs N",
         0,
         OUTPUT,
-        "remove old runs from saferun-runs, beyond the newest N; never one that may still run or that failed in the "
-        "last 7 days; 0: remove nothing",
+        "remove old runs from saferun-runs, beyond the newest N; never one that may still run, or that failed or was "
+        "stopped in the last 7 days; 0: remove nothing",
     ),
     _option(
         "--prefix TEMPLATE",

@@ -20,8 +20,8 @@ RUN_NAME = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
 """What saferun calls a run directory, unless the user chooses a name. The names sort by time."""
 MOST_RUNS = 100_000
 RECENT_FAILURE_S = 7 * 24 * 3600.0
-"""``--keep-runs`` keeps a run that failed for so long."""
-_FAILED = frozenset({"failed", "lost", "hung", "unknown"})
+"""``--keep-runs`` keeps a run that did not end well for so long."""
+_KEPT = frozenset({"failed", "stopped", "lost", "hung", "unknown"})
 
 
 class OldRun(Value):
@@ -75,10 +75,10 @@ def _old_run(fd: int, name: str) -> OldRun | None:
 
 
 def has_recent_failure(base_fd: int, run: OldRun, now: float) -> bool:
-    """Whether something went wrong in a run, not long ago."""
+    """Whether something went wrong in a run, or it was stopped, not long ago."""
     if now - run.ended_at > RECENT_FAILURE_S:
         return False
-    if run.state.name in _FAILED:
+    if run.state.name in _KEPT:
         return True
     try:  # a hang that passed, an attempt that was restarted
         fd = open_directory(run.name, dir_fd=base_fd, mapped=True)
@@ -130,7 +130,7 @@ def size_of(base_fd: int, name: str, until: float) -> int:
 
 
 def keep_newest(base_fd: int, keep: int) -> int:
-    """Remove the runs beyond the newest ones, but none that may live, and none with a failure of the last week.
+    """Remove the runs beyond the newest ones, but none that may live, and none of the last week that did not end well.
 
     Args:
         base_fd: the directory of runs.

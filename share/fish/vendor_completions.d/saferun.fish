@@ -60,7 +60,7 @@ complete -c saferun -l host-timeout -x -d 'seconds without a heartbeat after whi
 complete -c saferun -l stop-with-parent -x -a 'auto on off' -d 'stop the ranks when the parent process exits; auto: if a scheduler or MPI started saferun, not in a shell'
 complete -c saferun -l run-dir -r -d 'directory for the files of this run (default: saferun-runs/<time>-<id>); none: no files'
 complete -c saferun -l keep-output -r -d 'how large each file with the output of a rank may become in the run directory, as 100M or 2G (at least 64K): beyond that its beginning and its end are kept, and a line marks what is left out'
-complete -c saferun -l keep-runs -x -d 'remove old runs from saferun-runs, beyond the newest N; never one that may still run or that failed in the last 7 days; 0: remove nothing'
+complete -c saferun -l keep-runs -x -d 'remove old runs from saferun-runs, beyond the newest N; never one that may still run, or that failed or was stopped in the last 7 days; 0: remove nothing'
 complete -c saferun -l prefix -r -d 'prefix of every output line, from {host} {host_digits} {rank} {local_rank} {role}; none: no prefix (default: \'[{host}:{rank}] \')'
 complete -c saferun -l pty -x -a 'auto on off' -d 'give the ranks pseudo-terminals; auto: if saferun itself writes to a terminal'
 complete -c saferun -l attach -r -d 'which rank has the keyboard; auto: if saferun is in the foreground of a terminal, the rank that asks (breakpoint, input); RANK: this one; any: as auto, and each rank has a terminal as stdin even if saferun has none, for saferunctl attach; off: ranks have saferun\'s stdin, as with torchrun'

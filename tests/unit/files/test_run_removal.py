@@ -89,11 +89,12 @@ def test_the_newest_are_kept_and_recent_failures(tmp_path: Path, base: int) -> N
     (make_run(tmp_path, "20250103-000000-aaaaaa") / "report.json").write_text('{"incidents": [{}]}')
     make_run(tmp_path, "20250104-000000-aaaaaa", process=HERE, end=None, age_s=old_s)
     make_run(tmp_path, "20250105-000000-aaaaaa", end=None)
+    make_run(tmp_path, "20250106-000000-aaaaaa", end=(143, "stopped"))
     (tmp_path / "notes").mkdir()
     assert keep_newest(base, 2) == 5
     assert run_names(base) == [
         "20260105-120000-abcdef",
         "20260104-120000-abcdef",
-        *(f"2025010{number}-000000-aaaaaa" for number in (5, 4, 3, 1)),
+        *(f"2025010{number}-000000-aaaaaa" for number in (6, 5, 4, 3, 1)),
     ]
     assert (tmp_path / "notes").exists()
