@@ -119,6 +119,7 @@ PURE = (
     "report/page/contents",
     "report/page/exports",
     "report/page/gpu_rows",
+    "report/page/hang_text",
     "report/page/host_clocks",
     "report/page/host_rows",
     "report/page/outputs",

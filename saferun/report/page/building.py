@@ -14,6 +14,7 @@ from saferun.report.page.contents import (
     TracebackPart,
 )
 from saferun.report.page.gpu_rows import build_gpus
+from saferun.report.page.hang_text import stalled_text
 from saferun.report.page.host_rows import (
     build_checks,
     build_environment,
@@ -194,8 +195,7 @@ def _verdict(incident: IncidentPart, clock: Callable[[float], str]) -> Verdict:
     lines = []
     quiet = incident.verdict
     if quiet is not None and quiet.stalled_s is not None:
-        about = f" for {duration_text(quiet.stalled_s)}" if quiet.stalled_s else ""
-        lines.append(f"No rank had made progress{about}{'' if quiet.certain else ' (suspected, not certain)'}.")
+        lines.append(stalled_text(quiet))
     lines.extend(shown(line, _LONGEST) for line in incident.findings[:_MOST_LINES])
     facts = [Fact("Attempt", str(incident.attempt))]
     if incident.time is not None:
@@ -219,7 +219,7 @@ def _verdict(incident: IncidentPart, clock: Callable[[float], str]) -> Verdict:
 def _outcome(incident: IncidentPart) -> str:
     text = _OUTCOMES.get(incident.outcome, "")
     if incident.outcome == "recovered" and incident.recovered_after_s is not None:
-        return f"{text} No rank had made progress for {duration_text(incident.recovered_after_s)}."
+        return f"The job recovered after {duration_text(incident.recovered_after_s)}."
     return text or shown(incident.outcome, 40)
 
 
@@ -235,7 +235,7 @@ def _without_incident(run: Launch, preflight: PreflightSection | None) -> Verdic
     if run.outcome == "succeeded":
         return Verdict(tone, "Succeeded", "All ranks ended with exit code 0.")
     if run.outcome == "stopped":
-        return Verdict(tone, "Stopped", "The launch was stopped by a signal.")
+        return Verdict(tone, "Stopped", "The launch was stopped by a user or the scheduler.")
     if run.outcome == "left":
         return Verdict(tone, "Left", "This host left the job, which can go on without it.")
     if run.outcome == "failed":

@@ -17,6 +17,7 @@ from saferun.text.decoding import MALFORMED, loads
 from saferun.text.typed_json import fit, fit_or, list_of
 
 _LONGEST_EVENT = 1 << 20
+_HIGHEST_RANK = 1 << 24
 _DIAGNOSED = b'{"event": "Diagnosed"'
 _RUN_FIELDS = frozenset({"command", "rank_command", "cwd", "run_id", "host", "started_at", "end"})
 
@@ -78,10 +79,19 @@ class RanksPart(Value):
     ranks: Annotated[tuple[AssignmentPart, ...], list_of(AssignmentPart, MOST_RANKS, skips=True)] = ()
 
 
+def _ranks(value: object) -> tuple[int, ...]:
+    """Ranks, quickly: each of very many hosts names all of the job."""
+    items = value[:MOST_RANKS] if isinstance(value, list) else []
+    return tuple([item for item in items if type(item) is int and 0 <= item <= _HIGHEST_RANK])
+
+
 class QuietPart(Value):
     """The verdict of a hang in an event."""
 
     quiet_s: float = 0.0
+    kind: str = ""
+    ranks: Annotated[tuple[int, ...], _ranks] = ()
+    certain: bool = False
 
 
 class EventLine(Value):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from saferun.model import Value, signal_name
-from saferun.report.page.contents import IncidentPart, PreflightSection, ReportPart
+from saferun.report.page.contents import IncidentPart, PreflightSection, ReportPart, VerdictPart
+from saferun.report.page.hang_text import OF_SINGLE_RANKS, single_ranks_text
 from saferun.report.page.host_clocks import clock_corrections, hosts_listed
 from saferun.report.page.page_model import LABEL_CHARACTERS, Mark, Segment, Timeline, TimelineRow
-from saferun.report.page.run_contents import EventLine, HostEvents
+from saferun.report.page.run_contents import EventLine, HostEvents, QuietPart
 from saferun.report.page.step_marks import (
     ReportedStep,
     add_step,
@@ -191,8 +192,9 @@ def _add_unheard(recorded: _Recorded, incidents: Sequence[IncidentPart]) -> list
 def _take_incident(track: _Track, incident: IncidentPart, ended_at: float) -> None:
     if track.has_ended:
         return
-    if incident.kind == "hang" and incident.time is not None and incident.verdict is not None:
-        since = incident.time - max(incident.verdict.stalled_s or 0.0, 0.0)
+    verdict = incident.verdict
+    if incident.kind == "hang" and incident.time is not None and verdict is not None and _stands_still(verdict, track):
+        since = incident.time - max(verdict.stalled_s or 0.0, 0.0)
         track.begin_earlier("stuck" if track.rank in incident.culprits else "wait", since, incident.time)
     failures = (*((incident.first_failure,) if incident.first_failure is not None else ()), *incident.also_failed)
     failure = next((one for one in failures if one.rank == track.rank), None)
@@ -201,6 +203,11 @@ def _take_incident(track: _Track, incident: IncidentPart, ended_at: float) -> No
         track.end(failure.time, Mark("exit-bad", failure.time, shown(how, 80)))
     elif incident.outcome in {"ended", "stopped", "restarted"}:
         track.end(ended_at, Mark("exit-stopped", ended_at, "ended with the attempt"))
+
+
+def _stands_still(verdict: VerdictPart | QuietPart, track: _Track) -> bool:
+    """Whether a verdict is about a rank: while single ones stand still, others may make progress."""
+    return verdict.kind not in OF_SINGLE_RANKS or track.rank in verdict.ranks
 
 
 def _add_last_steps(recorded: _Recorded, incidents: Sequence[IncidentPart]) -> None:
@@ -297,16 +304,20 @@ class _Replay:
                 add_step(track.steps, step)
 
     def _hangs(self, event: EventLine, at: float) -> None:
-        if event.verdict is None:
+        verdict = event.verdict
+        if verdict is None:
             return
-        since = at - event.verdict.quiet_s
+        since = at - verdict.quiet_s
         self._recorded.incidents_at.append(at)
         self._hung.add(event.attempt)
         for track in self._own(event.attempt):
-            is_culprit = track.rank in self._culprits.get(event.attempt, ())
-            track.begin_earlier("stuck" if is_culprit else "wait", since, at)
-        text = f"no progress for {duration_text(max(event.verdict.quiet_s, 0.0))}: the job hangs"
-        _add_mark(self._recorded.marks, Mark("hang", at, text))
+            if _stands_still(verdict, track):
+                is_culprit = track.rank in self._culprits.get(event.attempt, ())
+                track.begin_earlier("stuck" if is_culprit else "wait", since, at)
+        text = single_ranks_text(verdict.kind, verdict.ranks, verdict.quiet_s)
+        text = text or f"no progress for {duration_text(max(verdict.quiet_s, 0.0))}"
+        hangs = "the job hangs" if verdict.certain else "the job may hang"
+        _add_mark(self._recorded.marks, Mark("hang", at, f"{text}: {hangs}"))
 
     def _captured(self, event: EventLine, at: float) -> None:
         if event.attempt in self._hung & self._recovered and event.state == "running":

@@ -29,12 +29,12 @@ from saferun.report.page.contents import (
 )
 from saferun.report.page.exports import perfetto, speedscope
 from saferun.report.page.page_model import Mark, Timeline
-from saferun.report.page.run_contents import HostEvents, decode_events
+from saferun.report.page.run_contents import HostEvents, RunFiles, decode_events
 from saferun.report.page.run_reading import read_run
 from saferun.report.page.stack_tree import build_stacks
 from saferun.report.page.timeline import build_timelines
 from saferun.report.page.wait_graph import build_group_tables, build_wait_graph, kind_of
-from saferun.report.report_values import Cause, RankFailure
+from saferun.report.report_values import Cause, Launch, RankFailure
 from tests.unit.report.page_samples import START, crash_events, crash_run, event, exited, hang_events, hang_run, joined
 from tests.unit.report.trace_schemas import SPEEDSCOPE, TRACE_EVENTS
 
@@ -205,6 +205,64 @@ def test_signals_aborts_slow_ranks_and_retries_are_marks_of_the_job() -> None:
         "a user asked for the end of the job (saferunctl stop by ann)",
         "a user asked for a restart of the ranks",
     ]
+
+
+OF_SINGLE_RANKS = ("stopped", "uninterruptible", "heartbeat", "overdue")
+
+
+@pytest.mark.parametrize("certain", [True, False])
+@pytest.mark.parametrize("kind", [*OF_SINGLE_RANKS, "spinning", "stuck_collective", "quiescent", "of a later version"])
+def test_of_a_hang_the_page_says_no_more_than_is_known(kind: str, *, certain: bool) -> None:
+    """Other ranks than those that a verdict is about may have made progress, and a suspicion is no hang."""
+    verdict = {"kind": kind, "ranks": [1], "quiet_s": 5.0, "certain": certain, "busy": []}
+    lines = [joined(1.0, range(2), 2), event("RanksStarted", 1.5), event("HangSuspected", 20.0, verdict=verdict)]
+    hang = IncidentPart(
+        "hang",
+        time=START + 20.0,
+        headline="rank 1 waits",
+        verdict=VerdictPart(kind, (1,), 5.0, certain),
+        cause=Cause("hang", "x", (1,)),
+        outcome="recovered",
+        recovered_after_s=31.0,
+    )
+    report = ReportPart(run=Launch("id"), incidents=(hang,))
+    page = build_page(RunFiles("run", report, hosts=(events_of("node1", [*lines, event("X", 30.0)]),)), str)
+    (line,) = page.verdict.lines
+    assert line.endswith(" (suspected, not certain).") != certain
+    assert "5.0 s" in line
+    assert ("rank 1" in line.lower()) == (kind in {*OF_SINGLE_RANKS, "spinning"})
+    assert ("No rank had made progress" in line) == (kind == "quiescent")
+    assert page.main is not None
+    assert page.main.outcome == "The job recovered after 31 s."
+    assert page.timeline is not None
+    (mark,) = page.timeline.marks
+    assert mark.text.endswith(": the job hangs" if certain else ": the job may hang")
+    assert mark.text.startswith("no progress for 5.0 s") != (kind in OF_SINGLE_RANKS)
+    first, last = ([segment.kind for segment in row.segments] for row in page.timeline.rows)
+    assert (first, last) == (["start", "run", "stuck"], ["start", "run"] + ["wait"] * (kind not in OF_SINGLE_RANKS))
+
+
+def test_of_hosts_without_files_only_the_ranks_of_a_verdict_stand_still() -> None:
+    """What the leader knows of them."""
+    hang = IncidentPart(
+        "hang",
+        time=START + 310.0,
+        cause=Cause(ranks=(5,)),
+        hosts=(HostSection("node2", ranks=(4, 5)),),
+        verdict=VerdictPart("stopped", (5,), 300.0),
+        outcome="continued",
+    )
+    whole, _ = build_timelines([events_of("node1", hang_events(range(4), 8))], ReportPart(incidents=(hang,)), None)
+    assert whole is not None
+    kinds = {row.ranks: [segment.kind for segment in row.segments] for row in whole.rows}
+    assert kinds[4,] == ["start", "run"]
+    assert kinds[5,] == ["start", "run", "stuck"]
+
+
+def test_a_launch_that_was_stopped_need_not_have_got_a_signal() -> None:
+    """``saferunctl stop``, or the end of the parent process."""
+    page = build_page(RunFiles("run", ReportPart(run=Launch("id", outcome="stopped", exit_code=143))), str)
+    assert page.verdict.headline == "The launch was stopped by a user or the scheduler."
 
 
 def test_when_ranks_had_a_process_group_may_be_known_only_after_their_end() -> None:
