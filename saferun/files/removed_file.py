@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 
 from saferun.errors import suppress
+from saferun.linux.small_files import read_link
 
+# What NFS calls a file that its own host removes while it is open ("silly rename", fs/nfs/unlink.c): it is removed when
+# it is closed. The kernel says its name without asking the server.
+_REMOVED_ON_NFS = re.compile(r"\.nfs[0-9a-f]{16,}")
 _CHECK_S = 1.0
 QUIET_S = 10.0
 """A directory that has not changed for so long is not being removed."""
@@ -41,11 +46,11 @@ class RemovalCheck:
         if not self._has_links or now < self._checked_at + _CHECK_S:
             return False
         self._checked_at, self._is_written = now, False
-        return _has_no_links(fd)
+        return _is_gone(fd)
 
     def may_lack(self, fd: int) -> bool:
         """Whether the file is in no directory any more, and was written after it was last known to be in one."""
-        return self._has_links and self._is_written and _has_no_links(fd)
+        return self._has_links and self._is_written and _is_gone(fd)
 
 
 class QuietCheck:
@@ -81,7 +86,9 @@ def _changes(path: str) -> list[tuple[int, int]]:
     return sorted((status.st_ino, status.st_mtime_ns) for status in (os.stat(path), *below))
 
 
-def _has_no_links(fd: int) -> bool:
+def _is_gone(fd: int) -> bool:
     with suppress(OSError):  # the next write finds out
-        return os.fstat(fd).st_nlink == 0
-    return False
+        if os.fstat(fd).st_nlink == 0:
+            return True
+    name = os.path.basename(read_link(f"/proc/self/fd/{fd}"))
+    return _REMOVED_ON_NFS.fullmatch(name) is not None

@@ -223,6 +223,38 @@ def test_a_file_that_is_removed_while_it_is_written_is_made_again_and_notes_what
     assert len(told) == 2
 
 
+@pytest.mark.usefixtures("always_checked", "no_removal_goes_on")
+@pytest.mark.parametrize(
+    ("name", "is_removed"),
+    [(".nfs00000000012c4a9800000001", True), ("o.log.1", False), (".nfsroot", False), ("a.nfs00000000012c4a98", False)],
+)
+def test_a_file_that_its_own_host_removes_on_nfs_is_known_by_its_new_name(
+    tmp_path: Path, name: str, *, is_removed: bool
+) -> None:
+    """The kernel renames one that is open, and removes it when it is closed. Others rename it to rotate logs."""
+    told: list[tuple[str, int]] = []
+    sink = Sink(str(tmp_path / "o.log"), fresh=True, budget=Budget(), report=partial(told_by, told))
+    sink.write([memoryview(b"before\n")])
+    (tmp_path / "o.log").rename(tmp_path / name)
+    sink.write([memoryview(b"after\n")])
+    sink.write([memoryview(b"more\n")])
+    sink.close()
+    assert (tmp_path / "o.log").exists() == is_removed
+    assert bool(told) == is_removed
+    if not is_removed:
+        assert (tmp_path / name).read_bytes() == b"before\nafter\nmore\n"
+
+
+def test_the_end_of_a_file_says_that_it_was_removed_on_nfs(tmp_path: Path) -> None:
+    """Its last bytes are lost when it is closed."""
+    told: list[tuple[str, int]] = []
+    sink = Sink(str(tmp_path / "o.log"), fresh=True, budget=Budget(), report=partial(told_by, told))
+    sink.write([memoryview(b"before\n")])
+    (tmp_path / "o.log").rename(tmp_path / ".nfs00000000012c4a9800000001")
+    sink.close()
+    assert told == [("the file was removed", FOR_ONCE)]
+
+
 @pytest.mark.usefixtures("always_checked")
 def test_a_removed_file_is_written_on_while_its_directory_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
