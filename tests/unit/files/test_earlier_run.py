@@ -16,7 +16,7 @@ from tests.direct_files import DirectFiles
 from tests.unit.described_runs import ELSEWHERE, GONE, HERE, make_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
     from pathlib import Path
 
 END = {"time": 2.0, "exit_code": 0, "outcome": "succeeded", "headline": ""}
@@ -46,7 +46,7 @@ def write_host(top: Path, host: str, content: str = "old", *, leads: bool = Fals
     write_record(top / "run.json" if leads else top / host / "run.json", host, ended=ended)
 
 
-def set_aside(top: Path, host: str, *, leads: bool = False, hosts: Iterable[str] = ()) -> tuple[str, float | None]:
+def set_aside(top: Path, host: str, *, leads: bool = False, hosts: Collection[str] = ()) -> tuple[str, float | None]:
     """Set aside as ``host`` does it at its start."""
     fd = os.open(top, os.O_RDONLY)
     try:
