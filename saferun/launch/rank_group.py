@@ -353,12 +353,15 @@ class RankGroup:
         """What each rank has written last, in order of local rank."""
         from saferun.diagnosis.tracebacks import ends_with_traceback
         from saferun.evidence.job_evidence import RankOutput
+        from saferun.text.redaction import lines_without_keys
 
         outputs = []
         for rank in self.ranks:
             out, err = (
                 self._last_lines.get(rank.assignment.rank, ((), ())) if self.is_closed else self._all_last_lines(rank)
             )
+            # A diagnosis quotes single lines of them.
+            out, err = tuple(lines_without_keys(out)), tuple(lines_without_keys(err))
             recorded = rank.recorded or {"message": "", "time": 0.0}
             output = RankOutput(
                 rank.assignment.local_rank, err, rank.stderr_path, recorded["message"], recorded["time"], out

@@ -16,6 +16,7 @@ from saferun.report.calls_text import console_calls
 from saferun.report.failure_lines import console_locals, is_recorded
 from saferun.report.text_diagram import WIDTH, frame_text, group_lines, is_user_code, rank_ranges, tree_lines
 from saferun.text.bounded_json import shown
+from saferun.text.redaction import lines_without_keys
 from saferun.text.wording import LONG_STEP, duration_text, ranks_text, size_text
 
 _MOST_LINES = 39
@@ -252,10 +253,11 @@ def _output_lines_of(diagnosis: Diagnosis, rest: str, *, beside_a_core: bool) ->
         where = f", in {path}" if path else ""
         where = ", from its failure record" if is_recorded(traceback, output) else where
         head = f"  the traceback of {rank_ranges(traceback.ranks, 60)}{where}{more}:"
-        return [head, *_quoted(_without_middle(traceback.lines, most))]
+        return [head, *_quoted(_without_middle(lines_without_keys(traceback.lines), most))]
     if output is None:
         return []
-    quoted = output.last_lines[-(_QUOTED_BESIDE_A_CORE if beside_a_core else _QUOTED_LINES) :]
+    most = _QUOTED_BESIDE_A_CORE if beside_a_core else _QUOTED_LINES
+    quoted = lines_without_keys(output.last_lines)[-most:]
     if _is_in_headline(quoted, diagnosis):
         return [f"  it wrote nothing else to stderr{f' ({path})' if path else ''}"]
     if quoted:
@@ -266,7 +268,7 @@ def _output_lines_of(diagnosis: Diagnosis, rest: str, *, beside_a_core: bool) ->
         return ["  it wrote nothing to stderr, and nothing else to stdout"]
     if output.last_stdout_lines:
         head = "  it wrote nothing to stderr; the last lines of its stdout:"
-        return [head, *_quoted(output.last_stdout_lines[-_QUOTED_BESIDE_A_CORE:])]
+        return [head, *_quoted(lines_without_keys(output.last_stdout_lines)[-_QUOTED_BESIDE_A_CORE:])]
     return ["  it wrote nothing to stderr"]
 
 

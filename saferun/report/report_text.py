@@ -28,6 +28,7 @@ from saferun.report.report_json import Incident, Run, SlowRow, cores_of, first_a
 from saferun.report.text_diagram import WIDTH, frame_text, group_lines, group_text, rank_ranges, whole_tree_lines
 from saferun.supervisor.policy.decision_row import DecisionRow
 from saferun.text.bounded_json import redacted_command, redacted_command_line, redacted_line
+from saferun.text.redaction import lines_without_keys
 from saferun.text.wording import duration_text, ranks_text, size_text
 
 LIMIT_BYTES = 4 << 20
@@ -263,7 +264,7 @@ def _end_lines(diagnosis: Diagnosis, evidence: Evidence, hosts: Mapping[int, str
 def _traceback_lines(diagnosis: Diagnosis) -> Iterator[str]:
     for traceback in diagnosis.tracebacks:
         yield f"  of {rank_ranges(traceback.ranks, _WIDEST)}:"
-        yield from (f"  | {line}" for line in traceback.lines)
+        yield from _quoted(traceback.lines)
 
 
 def _step_lines(evidence: Evidence) -> Iterator[str]:
@@ -280,12 +281,17 @@ def _output_lines(evidence: Evidence, hosts: Mapping[int, str]) -> Iterator[str]
         for name, lines in (("stderr", output.last_lines), ("stdout", output.last_stdout_lines)):
             if lines:
                 yield f"  {who}, {name}{path if name == 'stderr' else ''}:"
-                yield from (f"  | {line}" for line in lines)
+                yield from _quoted(lines)
         if output.error_message:
             yield f"  {who} recorded: {output.error_message}"
         if output.failure:
             yield f"  {who} at its exception:"
-            yield from (f"  | {line}" for line in output.failure)
+            yield from _quoted(output.failure)
+
+
+def _quoted(lines: Sequence[str]) -> Iterator[str]:
+    """What a rank wrote; what it may have of a private key goes while the lines are as they were."""
+    return (f"  | {line}" for line in lines_without_keys(lines))
 
 
 def _process_line(process: ProcessSnapshot, hosts: Mapping[int, str]) -> str:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from saferun.model import JsonObject
-from saferun.text.redaction import redacted_arguments, redacted_text
+from saferun.text.redaction import lines_without_keys, redacted_arguments, redacted_text
 
 if TYPE_CHECKING:
     from saferun.evidence.job_evidence import Frame
@@ -111,7 +111,7 @@ class Page:
 
     def lines(self, name: str, values: Sequence[str]) -> list[Any]:
         """The last lines."""
-        return self.first(name, values[::-1], self.text)[::-1]
+        return self.first(name, lines_without_keys(values)[::-1], self.text)[::-1]
 
     def ranks(self, name: str, values: Iterable[int]) -> list[Any]:
         """Ranks in order."""
@@ -155,7 +155,7 @@ def shown(text: str, limit: int = 300) -> str:
     Indentation is kept, as tracebacks need it.
     """
     # A secret may extend across the limit: redact first.
-    return _cut(redacted_text(_cut(text, 2 * limit)), limit)
+    return _cut(redacted_text(_beginning(text, 2 * limit)), limit)
 
 
 def redacted_line(text: str, limit: int = 1000) -> str:
@@ -165,12 +165,23 @@ def redacted_line(text: str, limit: int = 1000) -> str:
 
 def redacted_command(argv: Sequence[str]) -> list[str]:
     """A command line without the values of options that hold secrets."""
-    return redacted_arguments([_cut(argument, 2000) for argument in argv[:1000]])
+    return [_cut(one, 2000) for one in redacted_arguments(_beginning(argument, 4000) for argument in argv[:1000])]
 
 
 def redacted_command_line(command: str, limit: int = 1000) -> str:
     """The same for a command line that is one string."""
-    return _cut(" ".join(redacted_command(_cut(command, 2 * limit).split(" "))), limit)
+    [whole] = lines_without_keys([_beginning(command, 2 * limit)])
+    return _cut(" ".join(redacted_command(whole.split(" "))), limit)
+
+
+# Line ends as white space, which no unquoted value contains; a quoted value may: it is redacted as a whole.
+_LINE_ENDS = str.maketrans("\r\n", "\v\v")
+
+
+def _beginning(text: str, limit: int) -> str:
+    """So much of a text, in one line, to be redacted."""
+    line = text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return line.translate(_LINE_ENDS)
 
 
 def _cut(text: str, limit: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from saferun.errors import printable
 from saferun.model import JsonObject
 from saferun.text.decoding import MALFORMED, loads, number_or, text_or_empty
-from saferun.text.redaction import redacted_text
+from saferun.text.redaction import lines_without_keys, redacted_text
 from saferun.text.wording import CONTEXT, DIRECT, size_text
 
 __all__ = ["LONGEST_BYTES", "failure_lines", "is_of", "local_text", "memory_parts", "record_from", "traceback_lines"]
@@ -88,7 +88,7 @@ def traceback_lines(record: JsonObject) -> tuple[str, ...]:
         lines: list[str] = []
         for row, link in _chain(record["exceptions"]):
             lines[:0] = [*_printed(row), *(["", _BETWEEN[link], ""] if link else [])]
-        return tuple(printable(redacted_text(line))[:_LONGEST_LINE] for line in lines)
+        return tuple(printable(redacted_text(line))[:_LONGEST_LINE] for line in lines_without_keys(lines))
     except MALFORMED:
         return ()
 

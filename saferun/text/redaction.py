@@ -1,15 +1,17 @@
 """The one redaction for everything that is written, shown or sent. Pure.
 
 A value is a secret by its name (``HF_TOKEN=…``, ``--api-key …``, ``"password": "…"``, ``Authorization: …``),
-by its position in a URL (``https://user:…@host``, ``?sig=…``), or by its own shape (``token_shapes``). The time is
-linear in the length of the text, for every text. What ranks write to their own files is not redacted.
+by its position in a URL (``https://user:…@host``, ``?sig=…``), or by its own shape (``token_shapes``,
+``private_keys``). The time is linear in the length of the text, for every text. What ranks write to their own files is
+not redacted.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from saferun.text.private_keys import MARK, lines_without_private_keys, without_private_keys
 from saferun.text.secret_names import is_secret, may_name_a_secret
 from saferun.text.token_shapes import Shape, without_tokens
 
@@ -94,6 +96,7 @@ def redacted_text(text: str) -> str:
     """A text without the secrets in it."""
     if len(text) < _SHORTEST:
         return text
+    text = without_private_keys(text, REDACTED)
     if "://" in text:
         text = _without_logins(text)
     if may_name_a_secret(text):
@@ -107,6 +110,14 @@ def redacted_text(text: str) -> str:
     if "-" in text and _has_space(text):
         text = _cut(text, _OPTION, _behind_option)
     return without_tokens(text, REDACTED)
+
+
+def lines_without_keys(lines: Sequence[str]) -> list[str]:
+    """Lines without private keys, which span lines; all other secrets are redacted line by line, by ``redacted_text``.
+
+    Of a key of which the lines hold the beginning or the end alone, the rest goes as well.
+    """
+    return lines_without_private_keys(lines, REDACTED)
 
 
 def redacted_path(path: str) -> str:
@@ -140,11 +151,19 @@ def _redacted_json(value: Any) -> Any:  # noqa: ANN401 - as above
             for name, item in value.items()
         }
     if isinstance(value, list):
-        return [_redacted_json(item) for item in value]
+        return [_redacted_json(item) for item in _items(value)]
     if isinstance(value, tuple):
-        items = [_redacted_json(item) for item in value]
-        return type(value)._make(items) if hasattr(value, "_make") else tuple(items)
+        if hasattr(value, "_make"):
+            return type(value)._make(map(_redacted_json, value))
+        return tuple([_redacted_json(item) for item in _items(value)])
     return value
+
+
+def _items(values: Sequence[Any]) -> Sequence[Any]:
+    """The items of a list; if they are lines, without private keys."""
+    if not any(isinstance(item, str) and MARK in item for item in values):
+        return values
+    return lines_without_keys(values) if all(isinstance(item, str) and "\n" not in item for item in values) else values
 
 
 def hides(name: str, value: Any) -> bool:  # noqa: ANN401 - as above

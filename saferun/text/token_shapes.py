@@ -111,15 +111,6 @@ _INNER: tuple[tuple[str, Shape], ...] = (
     ),  # Lambda
 )
 _LEAST, _LEAST_INNER = 15, 26  # shorter texts hold none
-_KEY_BEGINS = Shape(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----")
-_KEY_ENDS = Shape(r"-----END[A-Z0-9 ]{0,60}-----")
-# Of a key that is cut off, its lines of base64 are redacted, the last of which may be shorter; line ends may be
-# escaped.
-_CUT_OFF = Shape(
-    r"(?:(?:\\{0,2}[rn]|[\s\"',+])*+(?:[A-Za-z0-9+/=]{40,}+|[A-Za-z-]{4,20}: [^\r\n\\]{1,80}))*+"
-    r"(?:(?:\\{0,2}[rn]|\s)*+[A-Za-z0-9+/=]{1,64}+)?"
-)
-_LONGEST_KEY = 16384
 # Webhook URLs: they are secrets, as everyone who has the URL may post.
 _HOOKS = (
     *("hooks.slack.com/", "discord.com/api/webhooks/", "discordapp.com/api/webhooks/", ".webhook.office.com/"),
@@ -131,7 +122,7 @@ _BEHIND_HOOK = Shape(rf"({'|'.join(map(re.escape, _HOOKS))})[^\s\"'<>]++")
 
 
 def without_tokens(text: str, instead: str) -> str:
-    """A text without tokens of well-known services, private keys and secret parts of webhook URLs."""
+    """A text without tokens of well-known services and secret parts of webhook URLs."""
     if len(text) < _LEAST:
         return text
     for prefix in _PREFIXES:
@@ -143,8 +134,6 @@ def without_tokens(text: str, instead: str) -> str:
     for mark, shape in _INNER:
         if mark in text:
             text = shape().sub(instead, text)
-    if "PRIVATE KEY" in text:
-        text = _without_private_keys(text, instead)
     if any(hook in text for hook in _HOOKS):
         text = _BEHIND_HOOK().sub(rf"\1{instead}", text)
     return text
@@ -157,30 +146,6 @@ def _is_a_name(match: re.Match[str]) -> bool:
         return False
     word = _WORD_OF_A_NAME()
     return all(word.fullmatch(part) for part in _SEPARATORS().split(found))
-
-
-def _without_private_keys(text: str, instead: str) -> str:
-    pieces: list[str] = []
-    done = 0
-    next_end: re.Match[str] | None = None
-    has_ends = True
-    for begins in _KEY_BEGINS().finditer(text):
-        if begins.start() < done:
-            continue
-        if has_ends and (next_end is None or next_end.start() < begins.end()):
-            next_end = _KEY_ENDS().search(text, begins.end())
-            has_ends = next_end is not None
-        another = text.find("-----BEGIN", begins.end(), begins.end() + _LONGEST_KEY)
-        limit = another if another >= 0 else begins.end() + _LONGEST_KEY
-        if next_end is not None and begins.end() <= next_end.start() < limit:
-            end = next_end.end()
-        else:
-            cut_off = _CUT_OFF().match(text, begins.end(), limit)
-            end = cut_off.end() if cut_off is not None else begins.end()
-        pieces += (text[done : begins.start()], instead)
-        done = end
-    pieces.append(text[done:])
-    return "".join(pieces)
 
 
 def _with_beginnings() -> str:

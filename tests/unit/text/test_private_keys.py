@@ -1,0 +1,170 @@
+"""A private key spans lines: none of them reaches a report, a console or another host."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from saferun.evidence.diagnosis_values import Traceback
+from saferun.evidence.job_evidence import Evidence, RankOutput
+from saferun.launch.rank_group import RankGroup
+from saferun.model import RankEnd
+from saferun.report.console_text import failure_text
+from saferun.report.report_json import Incident, Run, build_report
+from saferun.report.report_text import build_report_text
+from saferun.text.bounded_json import Page, redacted_command, redacted_command_line, redacted_line, shown
+from saferun.text.evidence_redaction import evidence_without_secrets
+from saferun.text.failure_record import traceback_lines
+from saferun.text.redaction import REDACTED, lines_without_keys, redacted_json, redacted_text
+from tests.unit.report.report_samples import dead, diagnosis_of, evidence_with
+
+BODY = base64.b64encode(hashlib.shake_256(b"").digest(2350)).decode()
+ROWS = [BODY[at : at + 64] for at in range(0, len(BODY), 64)]
+BEGIN, END = "-----BEGIN RSA PRIVATE KEY-----", "-----END RSA PRIVATE KEY-----"
+KEY = [BEGIN, *ROWS, END]
+BEFORE = ["Traceback (most recent call last):", '  File "/home/me/train.py", line 7, in main']
+AFTER = ["RuntimeError: it cannot be parsed", "see /home/me/project/some/where/without/a/name"]
+
+PRINTED = {
+    "whole": [*BEFORE, *KEY, *AFTER],
+    "in a message": [*BEFORE, f"ValueError: bad key: {BEGIN}", *ROWS, END, *AFTER],
+    "without its beginning": [*ROWS[30:], END, *AFTER],
+    "without its end": [*BEFORE, *KEY[:30]],
+    "with torch's prefix": [f"[rank3]: {line}" for line in (*BEFORE, *KEY, *AFTER)],
+    "with torch's prefix, without its end": [f"[rank3]: {line}" for line in (*BEFORE, *KEY[:30])],
+    "with another prefix, without its beginning": [f"10:00:01 INFO {line}" for line in (*ROWS[30:], END, *AFTER)],
+    "of two parts": [*ROWS[40:], END, *AFTER, *KEY[:9]],
+    "as a value": [f"private_key={BEGIN}", *ROWS, END, *AFTER],
+    "indented": [*BEFORE, *(f"    {line}" for line in KEY), *AFTER],
+    "in a list": [f'"{line}",' for line in (*ROWS[30:], END, *AFTER)],
+}
+
+
+def has_a_part(text: str) -> bool:
+    """Whether 40 characters of the key are in it."""
+    return any(BODY[at : at + 40] in text for at in range(len(BODY) - 40))
+
+
+def evidence_of(lines: list[str]) -> tuple[Evidence, RankOutput, RankEnd]:
+    """A rank has printed them, and failed."""
+    end = dead(3, code=1)
+    output = RankOutput(3, tuple(lines), "", "\n".join(lines), 1.0, tuple(lines), 3, failure=tuple(lines))
+    return evidence_with(8, ends=(end,), outputs=(output._replace(traceback=tuple(lines)),)), output, end
+
+
+@pytest.mark.parametrize("lines", PRINTED.values(), ids=PRINTED)
+def test_no_part_of_a_private_key_that_a_rank_printed_is_in_a_report(lines: list[str]) -> None:
+    """Also where the lines that are kept begin or end within it. What stands around it stays."""
+    evidence, output, end = evidence_of(lines)
+    for tracebacks in ((), (Traceback((3,), tuple(lines)),)):
+        diagnosis = diagnosis_of(first_failure=end, output=output, tracebacks=tracebacks)
+        incident = Incident("failure", 0, 1.7e9, evidence, diagnosis)
+        run = Run("7", "node1", ("train.py",), 1.7e9, 1.7e9, 1, "failed")
+        report = json.dumps(build_report(run, [incident]))
+        text = build_report_text(run, [incident])
+        console = "\n".join(failure_text(diagnosis, files=None, attempt=0, max_restarts=0, restarting=False))
+        for found in (report, text, console):
+            assert not has_a_part(found)
+        last = lines[-1].strip()
+        assert any(part in lines[-1] for part in ROWS) or all(last in found for found in (text, console))
+
+
+@pytest.mark.parametrize("lines", PRINTED.values(), ids=PRINTED)
+def test_no_part_of_a_private_key_leaves_a_host(lines: list[str]) -> None:
+    """What one host hands to another, and what is written as an event, holds lists of lines."""
+    evidence, *_ = evidence_of(lines)
+    for content in (evidence_without_secrets(evidence), redacted_json({"lines": lines, "output": evidence.outputs})):
+        assert not has_a_part(str(content))
+        assert REDACTED in str(content)
+    [output] = evidence_without_secrets(evidence).outputs
+    assert len(output.last_lines) <= len(lines) - 5
+
+
+@pytest.mark.parametrize("lines", PRINTED.values(), ids=PRINTED)
+def test_a_private_key_in_a_failure_record_is_in_none_of_its_lines(lines: list[str]) -> None:
+    """The exception's message has line ends of its own."""
+    record = {"exceptions": [{"type": "ValueError", "message": "\n".join(lines), "frames": []}]}
+    found = "\n".join(traceback_lines(record))
+    assert not has_a_part(found)
+    assert found.startswith("Traceback")
+
+
+@pytest.mark.parametrize("limit", [100, 300, 1000, 2000, 4000])
+@pytest.mark.parametrize("lines", PRINTED.values(), ids=PRINTED)
+def test_a_private_key_that_is_longer_than_what_is_shown_is_not_shown(lines: list[str], limit: int) -> None:
+    """Where its end is cut off, the beginning tells what it is."""
+    text = "\n".join(lines)
+    begins_before = not any(row in lines[0] for row in ROWS)
+    if begins_before or len(text) < 2 * limit:
+        for found in (shown(text, limit), redacted_line(text, limit), redacted_command_line(text, limit)):
+            assert not has_a_part(found)
+            assert len(found) <= limit
+    if begins_before:
+        assert not has_a_part(str(redacted_command(["train.py", "--deploy", text, text])))
+        assert not has_a_part(Page(1 << 20).text(text))
+
+
+def test_no_part_of_a_private_key_is_in_what_a_diagnosis_is_made_of() -> None:
+    """A headline quotes the last line of a rank, which may be one of a key."""
+    rank = SimpleNamespace(
+        assignment=SimpleNamespace(rank=3, local_rank=3),
+        recorded=None,
+        stderr_path="",
+        lines_before_stop=(),
+        failure=(),
+        traceback=(),
+    )
+    lines = tuple(PRINTED["without its end"])
+    group: Any = SimpleNamespace(ranks=[rank], is_closed=True, _last_lines={3: (lines, lines)})
+    [output] = RankGroup.outputs(group)
+    for found in (output.last_lines, output.last_stdout_lines):
+        assert found == (*BEFORE, REDACTED)
+
+
+def test_lines_without_a_private_key_stay_as_they_are() -> None:
+    """Words about keys are none, and neither is what stands ahead of them."""
+    path = "/home/me/project/" + "some/where/" * 9 + "train"
+    for lines in ([*BEFORE, *AFTER], [path, "but", f"no line {END} in it", path], ["a\nb", path, "no PRIVATE KEY"]):
+        assert lines_without_keys(lines) == lines
+        assert redacted_text("\n".join(lines)) == "\n".join(lines)
+        assert redacted_json({"a": lines}) == {"a": lines}
+
+
+def test_what_stands_ahead_of_the_end_of_a_key_stays() -> None:
+    """Only its own rows go, of which the last is shorter."""
+    lines = ["loading", "key", *ROWS[-3:], END, "next"]
+    assert lines_without_keys(lines) == ["loading", "key", REDACTED, "next"]
+    assert redacted_text("\\n".join(lines)) == f"loading\\nkey\\n{REDACTED}\\nnext"
+
+
+def test_texts_with_line_ends_within_stay_as_many() -> None:
+    """Of a list of texts that are no lines each is redacted by itself."""
+    texts = ["a\nb", "\n".join(KEY), "c"]
+    assert redacted_json(texts) == ["a\nb", REDACTED, "c"]
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        END,
+        f"{END}\n",
+        f"{'a' * 64}\n",
+        f"{'a' * 64}\n" * 300 + END,
+        "a" * 20_000 + END,
+        "\\n" * 4000 + END,
+        f"{BEGIN}{END}",
+        "[rank1]: " + BEGIN,
+        f"{BEGIN}\n[rank1]: ",
+        "x\n" * 9000 + END,
+    ],
+)
+def test_the_time_for_hostile_keys_is_proportional_to_their_length(unit: str) -> None:
+    """What took time by the square of the length would not end before the limit on a test."""
+    text = f"PRIVATE KEY{unit * ((1 << 18) // len(unit))}"
+    redacted_text(text)
+    lines_without_keys(text.split("\n"))

@@ -1,0 +1,51 @@
+"""Texts of several lines are shown on one, without their secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from saferun.text.bounded_json import Page, redacted_command, redacted_command_line, redacted_line, shown
+from saferun.text.redaction import REDACTED
+
+S = "S3CR3TVALUE"
+
+WAYS: dict[str, Callable[[str], str]] = {
+    "shown": shown,
+    "redacted_line": redacted_line,
+    "redacted_command": lambda text: redacted_command([text])[0],
+    "redacted_command_line": redacted_command_line,
+    "Page.text": lambda text: Page(1 << 20).text(text),
+    "Page.command": lambda text: Page(1 << 20).command(text),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("config:\npassword=ab#cdefgh&xyz", f"config:?password={REDACTED}"),
+        ("config:\r\npassword=ab#cdefgh&xyz\r\nnext", f"config:??password={REDACTED}??next"),
+        ("failed:\ncode=137\nkey=embedding", "failed:?code=137?key=embedding"),
+        ("failed:\nauth=none\ntoken: indent", "failed:?auth=none?token: indent"),
+        (f"config:\npassword='ab\n{S}'\nnext=1", f"config:?password='{REDACTED}'?next=1"),
+        (f'{{"password":"ab\n{S}",\n"next":1}}', f'{{"password":"{REDACTED}",?"next":1}}'),
+        (f"https://h/x?code={S}&a=1\nnext", f"https://h/x?code={REDACTED}&a=1?next"),
+    ],
+)
+def test_a_text_of_several_lines_is_redacted_before_it_is_one_line(
+    way: Callable[[str], str], text: str, line: str
+) -> None:
+    """Its line ends are no question marks as those of a URL; a quoted value of several lines is hidden whole."""
+    assert way(text) == line
+    assert S not in way(f"at api_key='ab\n{S}\nnext")  # the quote is not closed
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_secret_that_extends_across_the_limit_is_not_shown(way: Callable[[str], str]) -> None:
+    """The beginning of one is one."""
+    for length in (90, 280, 590, 980, 1980, 1995, 2100):
+        found = way(f"{'x' * length} password={S * 9}")
+        assert "S3C" not in found
+        assert len(found) <= 2000
