@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from saferun.text.private_keys import MARK, lines_without_private_keys, without_private_keys
 from saferun.text.secret_names import is_secret, may_name_a_secret
+from saferun.text.source_lines import is_expression
 from saferun.text.token_shapes import Shape, without_tokens
 
 TYPE_CHECKING = False
@@ -317,6 +318,8 @@ def _behind_sign(text: str, match: re.Match[str]) -> tuple[int, int] | None:
     if not (is_secret(name) or (asked and lower in _OF_QUERIES)):
         return None
     is_colon = ":" in between
+    if not (asked or dashes) and is_expression(text, match.start(), name, between, begin):
+        return None
     if is_colon and lower in _HEADERS:
         return _value(text, begin, _LINE)
     # A quoted key belongs to a program, not to a sentence.

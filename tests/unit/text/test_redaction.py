@@ -194,6 +194,30 @@ HIDDEN = [
     (f'{{"auths": {{"nvcr.io": {{"auth": "{S}"}}}}}}', "nvcr.io"),
     (f"snowflake://me:{S}@org-account/db", "@org-account/db"),
     (f"SENTRY_DSN=https://{S}@o1.ingest.sentry.io/2", "SENTRY_DSN="),
+    # What only begins like a line of a source.
+    (f"TOKEN={S}(def", "TOKEN="),
+    (f"TOKEN={S}(def)", "TOKEN="),
+    (f"token={S}(def)", "token="),
+    (f"TOKEN = {S}(def)", "TOKEN = "),
+    (f"TOKEN = abc({S})", "TOKEN = "),
+    (f"TOKEN=abc({S}", "TOKEN="),
+    (f"token=abc({S})", "token="),
+    (f"password = abc({S})", "password = "),
+    (f"    password = abc({S}", "    password = "),
+    (f"    password = abc({S})def", "    password = "),
+    (f"    password = {S.lower()}", "    password = "),
+    (f"    password = my.{S.lower()}", "    password = "),
+    (f"train.py --set token=abc({S})", "--set token="),
+    (f"password = {S}(def", "password = "),
+    (f"password = {S}[def]ghi", "password = "),
+    (f"password = self.{S}!x", "password = "),
+    (f"password = abc.{S}", "password = "),
+    (f"--token={S}(def) x", "--token="),
+    (f"train.py (token={S}(def", "train.py (token="),
+    (f"ALL,token={S}[def],x", "ALL,token="),
+    (f"https://h/f(x?token={S}(def)&a=1", "&a=1"),
+    (f"api_key = '{S}'", "api_key = '"),
+    (f"me.api_key = load('a', token='{S}')", "me.api_key = load('a', token="),
     (f"https://{S}{S}@o1.ingest.sentry.io/2", "@o1.ingest.sentry.io/2"),
 ]
 
@@ -280,6 +304,16 @@ OPEN = [
     "_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEE+0x2d",
     "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x64_64x6_nn_align8>(Params)",
     "tensor blob 'AAAAgD8AAABAAABAQAAAgEAAAKBAAADAQAAA4EAAAABBAAAQQQ=='",
+    # Lines of a source, as tracebacks have them.
+    "    token = logits.argmax(-1)",
+    "    token = tokens[i]",
+    "    token = self.sampler.sample(logits[:, -1], top_k=5) + 1",
+    "    token = self.next_token",
+    "    loss = model(batch, token=batch['token'])",
+    "    out = decode(token=tokens[0], auth=auth)",
+    "  |     self.api_key = api_key",
+    "    hub.login(token=self.token, secret=cfg.secret)",
+    "    secret_key = get_secret('name')",
     "token indices sequence length is longer than 4096; tokens: 12345678; tokens/s: 1.2e6; 401 tokens left",
 ]
 
@@ -289,6 +323,7 @@ def test_a_text_without_its_secrets(text: str, stays: str) -> None:
     """By the name beside it, by its place in an address or a command."""
     shown = redacted_text(text)
     assert S not in shown
+    assert S.lower() not in shown
     assert REDACTED in shown
     assert stays in shown
     assert redacted_text(shown) == shown
@@ -345,6 +380,9 @@ UNITS = [
         "token='\\'",
         "key='",
         "token=\n'",
+        "  token = a(",
+        "f(token=a[",
+        "  token = self.",
     ),
     *(
         "password a_",
