@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from saferun import __version__
 from saferun.config import LaunchConfig
 from saferun.model import JsonObject, Value
-from saferun.text.redaction import REDACTED, redacted_arguments, redacted_environ, redacted_text
+from saferun.text.redaction import REDACTED, redacted_arguments, redacted_environ, redacted_path, redacted_text
 from saferun.text.secret_names import is_secret
 
 TYPE_CHECKING = False
@@ -78,9 +78,9 @@ def run_description(
     return {
         "command": redacted_arguments(config.argv),
         "rank_command": redacted_arguments(config.command.argv),
-        "cwd": cwd,
+        "cwd": redacted_path(cwd),
         "run_id": run_id,
-        "rendezvous_id": config.rendezvous.run_id,
+        "rendezvous_id": redacted_text(config.rendezvous.run_id),
         "nproc_per_node": config.nproc_per_node,
         "settings": {
             # A default is in the table of options.

@@ -43,6 +43,8 @@ _PLAIN = Shape(r"""[^\s,;"'`\\]+""")
 _OF_A_QUERY = Shape(r"""[^\s,;"'`\\&#]+""")
 _OF_A_PATH = Shape(r"""[^\s,;"'`\\/]+""")
 _LINE = Shape(r"""[^\r\n"'`\\]+""")
+# Braces around a whole value, as of an environment, or a template with more behind it.
+_BRACED = Shape(r"""(\{[^\s"'`:,;={}\\]+\}(?=[\s,;]|\Z))|\{{1,2}[^\s"'`,;{}\\]+\}{1,2}[^\s"'`,;&{}\\]{4,}+""")
 _SCHEME = Shape(r"(?:bearer|basic|digest|token|apikey|negotiate|aws4-hmac-sha256)\s+", re.IGNORECASE)
 _HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie"})
 # Values that are no secrets; structures are redacted recursively.
@@ -329,6 +331,9 @@ def _behind_sign(text: str, match: re.Match[str]) -> tuple[int, int] | None:
         near = _value(text, begin, shape, _LONGEST_EVERYDAY)
         if near is None or not _is_key_like(text[slice(*near)]):
             return None
+    if not is_colon and text.startswith("{", begin):
+        braced = _BRACED().match(text, begin, begin + _LONGEST_EVERYDAY)
+        return braced.span() if braced is not None and (name.isupper() or braced[1] is None) else None
     return _value(text, begin, shape)
 
 

@@ -115,13 +115,15 @@ def test_run_json_holds_no_secret_of_the_command_line() -> None:
     arguments = ("--rdzv-conf", "token=s3cret", "train.py", "--api-key", "s3cret")
     config = CONFIG._replace(
         argv=arguments,
+        rendezvous=CONFIG.rendezvous._replace(run_id="job-token=s3cret"),
         command=CONFIG.command._replace(argv=("python", "-u", "train.py", "--api-key", "s3cret")),
         settings={"rdzv_conf": Setting("token=s3cret", "flag"), "nnodes": Setting("1:1", "default")},
     )
     environ = {"NCCL_PSK": "s3cret", "TORCH_HOME": "https://me:s3cret@host/x", "NCCL_DEBUG": "INFO", "HOME": "/s3cret"}
     end = LaunchEnd(1.0, 1, "failed", "no login with --password s3cret")
-    described = described_run(config, end, environ=environ)
+    described = described_run(config, end, cwd="/data/token=s3cret/src", environ=environ)
     assert described["environment"]["NCCL_DEBUG"] == "INFO"
+    assert described["cwd"] == "/data/token=<redacted>/src"
     assert "s3cret" not in str(described)
     assert described["settings"]["nnodes"] == {"value": "1:1", "origin": "default"}
 
@@ -194,6 +196,10 @@ HIDDEN = [
     (f'{{"auths": {{"nvcr.io": {{"auth": "{S}"}}}}}}', "nvcr.io"),
     (f"snowflake://me:{S}@org-account/db", "@org-account/db"),
     (f"SENTRY_DSN=https://{S}@o1.ingest.sentry.io/2", "SENTRY_DSN="),
+    (f"DB_PASS={{{S}}}", "DB_PASS="),
+    (f"DB_PASS={{{S}}} next", " next"),
+    (f"password={{{{x}}}}{S}", "password="),
+    (f"password={{x}}{S}, next", ", next"),
     # What only begins like a line of a source.
     (f"TOKEN={S}(def", "TOKEN="),
     (f"TOKEN={S}(def)", "TOKEN="),
@@ -304,6 +310,9 @@ OPEN = [
     "_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEE+0x2d",
     "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x64_64x6_nn_align8>(Params)",
     "tensor blob 'AAAAgD8AAABAAABAQAAAgEAAAKBAAADAQAAA4EAAAABBAAAQQQ=='",
+    # Templates, and names of structures.
+    "password={{ vault.password }} api_key={api_key} token={{token}} auth={host}/{port}&user={user}",
+    "API_KEY=<your key> credentials={} SECRET={} secrets={'a': 1}",
     # Lines of a source, as tracebacks have them.
     "    token = logits.argmax(-1)",
     "    token = tokens[i]",
@@ -381,6 +390,8 @@ UNITS = [
         "key='",
         "token=\n'",
         "  token = a(",
+        "DB_PASS={",
+        "DB_PASS={a}",
         "f(token=a[",
         "  token = self.",
     ),
