@@ -53,7 +53,8 @@ class Budget:
 def gap_note(missing_bytes: int, reason: str, lasted_s: float | None = None) -> bytes:
     """The line that stands in a file where something is missing."""
     lasted = "" if lasted_s is None else f" for {lasted_s:.0f} s"
-    note = f"[saferun: {missing_bytes} bytes of this stream are missing here: {reason}{lasted}]\n"
+    bytes_are = "byte of this stream is" if missing_bytes == 1 else "bytes of this stream are"
+    note = f"[saferun: {missing_bytes} {bytes_are} missing here: {reason}{lasted}]\n"
     return note.encode(errors="backslashreplace")
 
 

@@ -325,13 +325,7 @@ class WriterClient(PartBase):
         self._held_up.begin(now, self._tail)
         verb, self.is_too_slow = "keeps up" if self.is_too_slow else "answers", False
         lost = self._files.note_gaps()
-        missing = sum(lost)
-        what = (
-            f"{missing} bytes of {sum(map(bool, lost))} streams are missing in files, which note where"
-            if missing
-            else ("the files have everything")
-        )
-        self._report_stall(f"{self._path()}: the file system {verb} again after {lasted_s:.0f} s; {what}")
+        self._report_stall(f"{self._path()}: the file system {verb} again after {lasted_s:.0f} s; {missing_text(lost)}")
 
     def _report_stall(self, text: str) -> None:
         if self._reported_stalls <= _MOST_REPORTED:
@@ -462,6 +456,16 @@ class WriterClient(PartBase):
             + (f", {self._queue.backlog_bytes} of them never will be" if self._queue.backlog_bytes else "")
             + (f"; process {pid} goes on with the rest when it answers" if pid is not None else "")
         )
+
+
+def missing_text(lost: Sequence[int]) -> str:
+    """What the files miss once a file system answers again. ``lost``: how many bytes of each stream."""
+    missing, streams = sum(lost), sum(map(bool, lost))
+    if not missing:
+        return "the files have everything"
+    of = f"{streams} stream{'' if streams == 1 else 's'}"
+    what = f"1 byte of {of} is" if missing == 1 else f"{missing} bytes of {of} are"
+    return f"{what} missing in files, which note where"
 
 
 def _mount_point(path: str) -> str:

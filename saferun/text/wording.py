@@ -46,7 +46,7 @@ def size_text(size_bytes: float) -> str:
     for unit, factor in _SIZES:
         if size_bytes >= factor:
             return f"{size_bytes / factor:.1f}".removesuffix(".0") + f" {unit}"
-    return f"{size_bytes} bytes"
+    return f"{size_bytes} byte{'' if size_bytes == 1 else 's'}"
 
 
 def duration_text(seconds: float) -> str:

@@ -113,7 +113,7 @@ def test_what_finds_no_room_is_counted_and_noted(tmp_path: Path, disk: FileSyste
         until(lambda: job.out.count("x") == 302000 * 90, "the console has everything")
         disk.thaw()
         until(lambda: "answers again" in job.err, "that is said")
-        assert "bytes of 1 streams are missing" in job.err
+        assert "bytes of 1 stream are missing" in job.err
         job.release("end")
         assert job.wait() == 0
         loud, quiet = (file.read_text() for file in rank_files(disk.inside(disk.path / "run")))
@@ -140,7 +140,7 @@ def test_ranks_do_not_wait_for_a_disk_that_is_far_too_slow(tmp_path: Path) -> No
         assert f" at {disk.path} takes less than 1 MiB a second" in job.err
         disk.thaw()
         until(lambda: "keeps up again" in job.err, "that is said")
-        assert "bytes of 1 streams are missing" in job.err
+        assert "bytes of 1 stream are missing" in job.err
         job.release("end")
         assert job.wait() == 0
         loud, quiet = (file.read_text() for file in rank_files(path))

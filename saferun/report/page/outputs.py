@@ -100,7 +100,8 @@ def tail_lines(tail: RankTail, room: int, most: int) -> list[str]:
 def _block(stream: str, lines: Sequence[str], tails: Sequence[RankTail], *, is_culprit: bool) -> RankOutputs:
     ranks = tuple(sorted({tail.rank for tail in tails}))
     first = tails[0]
-    omitted = f"{size_text(first.omitted_bytes)} come before" if first.omitted_bytes else ""
+    come = "comes" if first.omitted_bytes == 1 else "come"
+    omitted = f"{size_text(first.omitted_bytes)} {come} before" if first.omitted_bytes else ""
     return RankOutputs(
         rank_ranges(ranks, LABEL_CHARACTERS),
         hosts_text(tail.host for tail in tails),

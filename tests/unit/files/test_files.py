@@ -19,7 +19,7 @@ from saferun.files import removed_file, trees
 from saferun.files.file_stream import FRESH, LAZY, WHOLE
 from saferun.files.index_file import IndexFile
 from saferun.files.ring import CLOSE, DATA, Record, Ring
-from saferun.files.sinks import FOR_ONCE, Budget, Sink, WholeFile
+from saferun.files.sinks import FOR_ONCE, Budget, Sink, WholeFile, gap_note
 from tests.direct_files import DirectFiles
 
 FAILURES = [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE]
@@ -403,3 +403,8 @@ def test_an_index_that_is_removed_begins_again(tmp_path: Path) -> None:
         path.unlink()
     index.close()
     sink.close()
+
+
+def test_what_is_missing_is_counted_in_bytes() -> None:
+    assert gap_note(1, "no room") == b"[saferun: 1 byte of this stream is missing here: no room]\n"
+    assert gap_note(2, "no room", 3.0) == b"[saferun: 2 bytes of this stream are missing here: no room for 3 s]\n"

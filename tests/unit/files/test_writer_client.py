@@ -11,10 +11,23 @@ import pytest
 
 from saferun.files import writer_client
 from saferun.files.file_stream import WHOLE
-from saferun.files.writer_client import HeldUp, WriterClient
+from saferun.files.writer_client import HeldUp, WriterClient, missing_text
 from saferun.linux.poller import Poller
 
 MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        ([0, 0], "the files have everything"),
+        ([0, 1], "1 byte of 1 stream is missing in files, which note where"),
+        ([0, 7], "7 bytes of 1 stream are missing in files, which note where"),
+        ([3, 4, 0], "7 bytes of 2 streams are missing in files, which note where"),
+    ],
+)
+def test_what_is_missing_in_files_is_counted(lost: list[int], words: str) -> None:
+    assert missing_text(lost) == words
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,8 @@ def test_a_clock_that_was_never_set_is_told(root: Root, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("size", "words"), [(0, "0 bytes"), (1024, "1 KiB"), (64 * MIB, "64 MiB"), (3 * GIB // 2, "1.5 GiB")]
+    ("size", "words"),
+    [(0, "0 bytes"), (1, "1 byte"), (2, "2 bytes"), (1024, "1 KiB"), (64 * MIB, "64 MiB"), (3 * GIB // 2, "1.5 GiB")],
 )
 def test_sizes_are_told_as_people_write_them(size: int, words: str) -> None:
     assert size_text(size) == words

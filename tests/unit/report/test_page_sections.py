@@ -94,6 +94,12 @@ def test_output_has_no_secrets_not_even_over_several_lines() -> None:
     assert text.endswith("end")
 
 
+@pytest.mark.parametrize(("omitted_bytes", "words"), [(0, ""), (1, "1 byte comes before"), (2, "2 bytes come before")])
+def test_how_much_comes_before_is_counted(omitted_bytes: int, words: str) -> None:
+    found = build_outputs([tail(b"x\nfine\n", omitted_bytes=omitted_bytes)], frozenset())
+    assert [block.omitted for block in found.blocks] == [words]
+
+
 def test_ranks_that_wrote_the_same_are_one_block_and_the_cause_comes_first() -> None:
     tails = [tail(f"[rank{rank}]: loss 1\n".encode(), rank) for rank in range(6)]
     tails[4] = tail(b"loss nan\n", 4)
