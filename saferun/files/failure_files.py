@@ -56,11 +56,14 @@ def take_failure_record(
             os.close(fd)
     if record is None:
         return {}
+    # An exception that the script has printed by sys.excepthook, and goes on, says nothing about its end.
+    is_handled = pid is not None and record.get("uncaught") is False
     # Python exits with 1 where an exception ends it; its last act is to renew the time of the file.
-    is_last = code == 1 and -_CLOCK_SLACK_S <= ended - written <= _ENDS_WITHIN_S
+    is_last = code == 1 and not is_handled and -_CLOCK_SLACK_S <= ended - written <= _ENDS_WITHIN_S
     # The report names the exception of the last traceback, however long the rank took to end after it.
     is_named = code == 1 and is_of(record, printed)
-    if pid is not None and record.get("pid") != pid and not is_last and not is_named:
+    is_other = pid is not None and record.get("pid") != pid
+    if (is_other or is_handled) and not is_last and not is_named:
         return {}
     for row in _rows(record.get("exceptions")):
         if isinstance(name := row.get("name"), str) and is_secret(name):

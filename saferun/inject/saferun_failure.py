@@ -462,6 +462,7 @@ def described(
     *,
     is_secret: "Callable[[str], bool]",
     as_json: "Callable[[object], str]",
+    uncaught: "bool | None" = None,
     calls: "Callable[[], list[dict[str, Any]]] | None" = None,
 ) -> bytes:
     """The record as JSON. What is too long loses frames of all but the first exception, calls, then locals.
@@ -472,10 +473,13 @@ def described(
         outer: its traceback where it has none itself.
         is_secret: whether the number of a name is left out (``saferun_written.py``).
         as_json: likewise.
+        uncaught: whether it ends the program; None: that is not known.
         calls: the last calls of this thread (``saferun_rings.py``); None: none are recorded.
     """
     last: list[dict[str, Any]] = _tried([], calls) if calls is not None else []
     record = _Description(is_secret).of(error, thread, outer)
+    if uncaught is not None:
+        record["uncaught"] = uncaught
     if last:
         record["last_calls"] = last
     content = as_json(record)

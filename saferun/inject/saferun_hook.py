@@ -309,16 +309,27 @@ def _record_failures(prefix: str) -> None:  # noqa: C901 - what is kept must not
     pid = os.getpid()
     path = f"{prefix}.failure"
     recorded = [0]  # no exception: what its frames have ends when it always has
+    is_of_end = [False]  # of that one
+
+    def uncaught() -> "Any":  # noqa: ANN401 - an exception, or what the script has put there
+        # Python sets it ahead of its call of the hook; a script that prints an exception which it handles does not.
+        error = getattr(sys, "last_exc", None)
+        # Not by its truth value, which is code of the script's.
+        return getattr(sys, "last_value", None) if error is None else error
 
     def keep(error: object, trace: object) -> None:
         # A forked child is no rank.
-        if isinstance(error, BaseException) and os.getpid() == pid and id(error) not in recorded:
-            recorded[0] = id(error)
+        if not isinstance(error, BaseException) or os.getpid() != pid:
+            return
+        is_last = error is uncaught()
+        # That one lives until the end; of another, a later exception may have the address, or it is raised again.
+        if id(error) != recorded[0] or (is_last and not is_of_end[0]):
+            recorded[0], is_of_end[0] = id(error), is_last
             try:
                 calls = (lambda: rings()["last_calls"](prefix)) if rings is not None else None
                 names = written()
                 write, using = names["write"], {name: names[name] for name in ("is_secret", "as_json")}
-                write(path, failure()["described"](error, outer=trace, calls=calls, **using))
+                write(path, failure()["described"](error, outer=trace, uncaught=is_last, calls=calls, **using))
             except SystemExit:
                 raise  # of a signal handler of the script's
             except BaseException:  # noqa: S110 - silent
@@ -329,15 +340,13 @@ def _record_failures(prefix: str) -> None:  # noqa: C901 - what is kept must not
             printed(kind, error, trace)
             keep(error, trace)
 
+        # It can be pickled, as the one in its place.
+        excepthook.__module__, excepthook.__qualname__ = "sys", "excepthook"
         return excepthook
 
     def at_exit() -> None:
-        # Not by its truth value, which is code of the script's.
-        error = getattr(sys, "last_exc", None)
-        if error is None:
-            error = getattr(sys, "last_value", None)
-        keep(error, getattr(sys, "last_traceback", None))
-        if recorded[0] and os.getpid() == pid:
+        keep(uncaught(), getattr(sys, "last_traceback", None))
+        if is_of_end[0] and os.getpid() == pid:
             _renew(path)
 
     # Whoever compares the two finds what was there: the same, or that of a site's own, which may call the other one.

@@ -65,6 +65,8 @@ def begin(prefix: str) -> None:
             except BaseException:  # noqa: S110 - whatever it is, the failure goes its usual way
                 pass
 
+        # It can be pickled, as the one in its place.
+        debug.__module__, debug.__qualname__, debug.__name__ = "sys", "excepthook", "excepthook"
         return debug
 
     is_plain = sys.excepthook is sys.__excepthook__

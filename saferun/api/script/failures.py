@@ -107,7 +107,10 @@ def _install(file: str) -> None:
 
         def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             printed(kind, error, trace)
-            _keep(error, _installed[0])
+            # Python sets it ahead of its call; a script that prints an exception which it handles does not.
+            last = getattr(sys, "last_exc", None)
+            last = getattr(sys, "last_value", None) if last is None else last
+            _keep(error, _installed[0], uncaught=error is last)
 
         def thread_excepthook(arguments: ExceptHookArgs, /) -> None:
             of_thread(arguments)
@@ -120,7 +123,7 @@ def _install(file: str) -> None:
         pass
 
 
-def _keep(error: BaseException, file: str, thread: str = "") -> None:
+def _keep(error: BaseException, file: str, thread: str = "", *, uncaught: bool | None = None) -> None:
     """Write the record; silent. A forked child is no rank, nor is one that multiprocessing has started."""
     if issubclass(type(error), (SystemExit, GeneratorExit)) or os.getpid() != _process:
         return
@@ -142,6 +145,7 @@ def _keep(error: BaseException, file: str, thread: str = "") -> None:
             thread,
             is_secret=is_secret,
             as_json=as_json,
+            uncaught=uncaught,
             calls=(lambda: saferun_rings.last_calls(prefix)) if prefix else None,
         )
     except Exception:

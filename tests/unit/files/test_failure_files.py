@@ -93,6 +93,29 @@ def test_a_failure_that_the_report_names_is_shown_however_late_the_rank_ends(
     assert lines == (["locals of f (t.py:1): n = 3"] if is_taken else [])
 
 
+@pytest.mark.parametrize(
+    ("uncaught", "code", "printed", "is_taken"),
+    [
+        (False, 3, [], False),
+        (False, None, [], False),
+        (False, 1, [], False),
+        (False, 1, ["KeyError", "t.py", 1], False),
+        (False, 1, ["ValueError", "t.py", 1], True),  # printed at the end
+        (True, 3, [], True),
+        (None, 3, [], True),  # not known: of saferun.record, or of an earlier release
+        ("no", 3, [], True),
+    ],
+)
+def test_a_failure_that_the_script_itself_has_printed_counts_where_the_report_names_it(
+    tmp_path: Path, uncaught: object, code: int | None, printed: list[object], *, is_taken: bool
+) -> None:
+    """``sys.excepthook(*sys.exc_info())``: a probe that is handled. What ends the rank later is something else."""
+    source = tmp_path / "a"
+    source.write_text(json.dumps({**RECORD, "pid": 71, "uncaught": uncaught}))
+    lines = lines_of(str(source), str(tmp_path / "b"), 71, code, source.stat().st_mtime, printed)
+    assert lines == (["locals of f (t.py:1): n = 3"] if is_taken else [])
+
+
 @pytest.mark.parametrize("exceptions", [[], [7], [{"type": "ValueError", "frames": [3]}], [{"frames": 3}], [{}]])
 def test_a_record_without_a_place_is_of_no_failure_that_was_printed(tmp_path: Path, exceptions: list[object]) -> None:
     (tmp_path / "a").write_text(json.dumps({"version": 1, "pid": 71, "exceptions": exceptions}))
