@@ -1,6 +1,7 @@
 """Env profiles as text: the lines of a launch, and those of ``saferunctl env``. Pure.
 
-Values that the user's own environment sets are never shown: they may be secrets.
+Values that the user's own environment sets are never shown: they may be secrets. Those of a profile are shown where
+``saferunctl env`` is asked for them; a launch hides the secrets among them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from saferun.env.profiles.profile_values import COSTS, Profile, RankValue, Resolution, Variable, Vendor
 from saferun.env.profiles.resolution import layered, needs_run_dir, resolve
+from saferun.text.redaction import REDACTED, redacted_text
+from saferun.text.secret_names import is_secret as names_a_secret
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,12 +28,12 @@ def launch_lines(resolution: Resolution, *, has_run_dir: bool) -> list[str]:
     left out because there is no run directory.
     """
     lines = [
-        f"{kept.found} stays as your environment sets it; profile {kept.profile} would set {_assignment(kept.variable)}"
+        f"{kept.found} stays as your environment sets it; profile {kept.profile} would set {_redacted(kept.variable)}"
         for kept in resolution.kept
         if kept.differs
     ]
     lines += [
-        f"{setting.origin} replaces {setting.variable.name} of your environment: {_assignment(setting.variable)}"
+        f"{setting.origin} replaces {setting.variable.name} of your environment: {_redacted(setting.variable)}"
         for setting in resolution.settings
         if setting.replaces is not None and setting.profile is not None
     ]
@@ -38,7 +41,7 @@ def launch_lines(resolution: Resolution, *, has_run_dir: bool) -> list[str]:
     for profile in resolution.profiles:
         heavy = [s.variable for s in resolution.settings if s.profile == profile and s.variable.cost == "heavy"]
         if heavy:
-            names = ", ".join(_assignment(variable) for variable in heavy)
+            names = ", ".join(_redacted(variable) for variable in heavy)
             lines.append(f"env profile {profile} makes the job much slower ({names}); not for production")
     # The default profile, production, is no loss without a run directory: torch has a default path for it.
     asked = [setting for setting in resolution.settings if setting.profile != _DEFAULT_PROFILE]
@@ -53,18 +56,17 @@ def change_lines(resolution: Resolution, *, is_secret: Callable[[str], bool]) ->
 
     Args:
         resolution: the result of env profiles, ``--env`` and ``--unset``.
-        is_secret: whether a variable of this name holds a secret; its value in ``--env`` is then not shown.
+        is_secret: whether a variable of this name holds a secret; its value is then not shown.
     """
     lines: list[str] = []
     for setting in resolution.settings:
-        hidden = setting.profile is None and is_secret(setting.variable.name)
-        value = "<redacted>" if hidden else _values(setting.variable)
+        value = REDACTED if is_secret(setting.variable.name) else _values(setting.variable)
         note = ", replaces the value of your environment" if setting.replaces is not None else ""
         lines.append(f"{setting.variable.name}={value}  [{setting.origin}{_cost(setting.variable)}{note}]")
     lines += [f"{removed.name} is removed  [{removed.origin}]" for removed in resolution.removed]
     lines += [
         f"{kept.found} stays as your environment sets it  [profile {kept.profile} would set "
-        f"{_assignment(kept.variable)}]"
+        f"{_redacted(kept.variable, is_secret)}]"
         for kept in resolution.kept
     ]
     # Another version's name of a variable that is set anyway is omitted.
@@ -184,6 +186,11 @@ def _conditions(variable: Variable) -> list[str]:
 def _assignment(variable: Variable) -> str:
     """``NCCL_DEBUG=INFO on rank 0, WARN on the others``; placeholders stay as they are."""
     return f"{variable.name}={_values(variable)}"
+
+
+def _redacted(variable: Variable, is_secret: Callable[[str], bool] = names_a_secret) -> str:
+    """The same without secrets."""
+    return f"{variable.name}={REDACTED}" if is_secret(variable.name) else redacted_text(_assignment(variable))
 
 
 def _values(variable: Variable) -> str:

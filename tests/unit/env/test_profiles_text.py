@@ -37,6 +37,23 @@ def test_a_dry_run_shows_every_change_with_its_origin(tmp_path: Path) -> None:
     ]
 
 
+def test_a_launch_and_a_dry_run_show_no_secret_of_a_profile(tmp_path: Path) -> None:
+    """Each launch would print it, into a log that others may read."""
+    token = "hf_abcdefghijklmnopqrstuvwxyzABCDEFGH"
+    body = (
+        "variables:\n  API_KEY: {value: hunter2, cost: heavy}\n  A_TOKEN: !force hunter2\n"
+        f"  B_TOKEN: {{value: hunter2, ranks: {{0: hunter3}}}}\n  URL: !force https://me:hunter2@host/{token}\n"
+    )
+    user = {"A_TOKEN": "mine", "B_TOKEN": "mine", "URL": "mine"}
+    resolution = resolved(profiles_of(tmp_path, a=body), "a", user=user)
+    lines = profile_text.launch_lines(resolution, has_run_dir=True)
+    assert len(lines) == 4
+    assert "B_TOKEN stays as your environment sets it; profile a would set B_TOKEN=<redacted>" in lines
+    dry_run = profile_text.change_lines(resolution, is_secret=lambda name: "TOKEN" in name or "KEY" in name)
+    assert not [line for line in lines if "hunter" in line or token in line]
+    assert not [line for line in dry_run if "hunter" in line and "URL" not in line], "its caller redacts each line"
+
+
 def test_another_versions_name_is_left_out_without_a_word() -> None:
     resolution = resolved(load_profiles([]), "production", versions={"torch": "2.13.0"})
     lines = profile_text.change_lines(resolution, is_secret=lambda name: "TOKEN" in name)
