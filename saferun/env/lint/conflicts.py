@@ -17,6 +17,8 @@ _TORCH_CUDA_INIT = "https://github.com/pytorch/pytorch/blob/v2.13.0/torch/cuda/_
 _MAX_VALUE_CHARS = 4096
 # The hang is reported from 2.13 on, by name for 2.14.3; the first repair (pull request 774) came after 2.15.
 _HANGS_FROM, _HANGS_TO = (2, 13), (2, 15)
+# https://github.com/pytorch/pytorch/blob/v2.13.0/c10/cuda/CUDAAllocatorConfig.h
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _NCCL_SOCKETS = 64  # the most that NCCL opens for one connection
 
 
@@ -117,14 +119,21 @@ def _old_and_new_name_differ(job: LintedJob) -> Iterator[Finding]:
         old, new = job.value(name), job.value(advice.instead)
         if old is None or new is None or old == new or advice.instead.startswith("NCCL_"):
             continue
-        # torch asks for the allocator's old name first, and for the new name first everywhere else.
-        winner = name if name == "PYTORCH_CUDA_ALLOC_CONF" else advice.instead
+        # torch asks for the allocator's old names first, and for the new name first everywhere else.
+        winner = _allocator_winner(job) if name in _ALLOCATOR else advice.instead
         yield job.found(
             name,
             f"{advice.instead} is set too, to something else; {winner} wins",
             f"unset {name}" if winner != name else f"keep the value you mean, in {advice.instead} alone",
             advice.source,
         )
+
+
+def _allocator_winner(job: LintedJob) -> str:
+    """The variable that torch's allocator takes: a torch for CUDA does not ask for the name of HIP."""
+    has_hip = job.host.vendor == "amd" or (job.host.vendor != "nvidia" and bool(job.known.owners.get("HIP")))
+    asked = [name for name in _ALLOCATOR if has_hip or name != "PYTORCH_HIP_ALLOC_CONF"]
+    return next((name for name in asked if job.value(name) is not None), "PYTORCH_ALLOC_CONF")
 
 
 def _too_many_sockets(job: LintedJob) -> Iterator[Finding]:

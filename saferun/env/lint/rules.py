@@ -12,7 +12,13 @@ from saferun.env.lint.knowledge import ADVICE, MISSPELT_PREFIXES, Advice
 from saferun.env.lint.known_names import HostFacts, KnownNames
 from saferun.env.lint.near_miss import closest, under_a_mended_prefix, under_another_prefix
 from saferun.env.lint.settings import SETTINGS
-from saferun.env.lint.value_checks import checkable_path, path_of_file, path_to_make, prefix_of_files
+from saferun.env.lint.value_checks import (
+    checkable_path,
+    directory_to_read,
+    path_of_file,
+    path_to_make,
+    prefix_of_files,
+)
 
 MAX_FINDINGS = 200
 _MAX_NEAR_MISSES = 64  # each search compares with hundreds of names
@@ -76,7 +82,7 @@ def paths_to_examine(environ: Mapping[str, str]) -> tuple[str, ...]:
             continue
         if setting.check is path_of_file:
             paths.append(value)
-        elif setting.check is path_to_make:
+        elif setting.check in (path_to_make, directory_to_read):
             paths.append(checkable_path(value))
         elif setting.check is prefix_of_files:
             paths.append(value.rpartition("/")[0] or ("/" if value.startswith("/") else "."))

@@ -9,6 +9,7 @@ from typing import Final
 from saferun.env.lint import knowledge
 from saferun.env.lint.known_names import HostFacts
 from saferun.env.lint.value_checks import (
+    directory_to_read,
     exact_interfaces,
     gpu_list,
     hca_list,
@@ -67,6 +68,11 @@ SETTINGS: dict[str, VariableRule] = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": VariableRule(whole_number(0, 3), "torch knows 0 to 3", knowledge.TORCH_NCCL),
     "TORCH_NCCL_USE_COMM_NONBLOCKING": VariableRule(_TORCH_FLAG, _IGNORED, _TORCH_FLAG_CODE),
     "PYTORCH_USE_CUDA_DSA": VariableRule(_TORCH_FLAG, _IGNORED, knowledge.TORCH_DSA_CODE),
+    "TORCH_HOME": VariableRule(
+        directory_to_read,
+        "torch.hub cannot keep models there",
+        "https://github.com/pytorch/pytorch/blob/v2.13.0/torch/hub.py",
+    ),
     # Keywords of NCCL
     "NCCL_DEBUG": VariableRule(
         one_of("VERSION", "WARN", "INFO", "TRACE", "ABORT", "NONE", "ERROR", "ATTN"), _NO_LOG, knowledge.NCCL_ENV
@@ -149,7 +155,7 @@ NCCL_NET_SHARED_COMMS NCCL_NVB_DISABLE NCCL_OOB_NET_ENABLE NCCL_P2P_DIRECT_DISAB
 NCCL_PXN_DISABLE NCCL_RUNTIME_CONNECT NCCL_SET_STACK_SIZE NCCL_SET_THREAD_NAME NCCL_SHM_DISABLE NCCL_WIN_ENABLE
 """
 _DIRECTORIES: Final = """
-TORCH_HOME TORCH_EXTENSIONS_DIR TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR CUDA_CACHE_PATH TORCH_TRACE
+TORCH_EXTENSIONS_DIR TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR CUDA_CACHE_PATH TORCH_TRACE
 PYTORCH_KERNEL_CACHE_PATH
 """
 _OPENMP: Final = "https://www.openmp.org/spec-html/5.0/openmpse50.html"

@@ -58,13 +58,17 @@ def whole_number(
 
 def nccl_interfaces(value: str, host: HostFacts) -> str:
     """Interfaces in NCCL's syntax: ``eth`` (a prefix), ``=eth0`` (exact), ``^docker`` (all but)."""
-    return _prefixes(value, host.interfaces, "interface")
+    return _prefixes(_without_ports(value), host.interfaces, "interface")
 
 
 def hca_list(value: str, host: HostFacts) -> str:
     """InfiniBand devices in NCCL's syntax: like interfaces, each optionally followed by ``:port`` and more."""
-    plain = ",".join(item.partition(":")[0] for item in value[:4096].split(","))
-    return _prefixes(plain, host.ib_devices, "InfiniBand device")
+    return _prefixes(_without_ports(value), host.ib_devices, "InfiniBand device")
+
+
+def _without_ports(value: str) -> str:
+    """Of each item what is before a colon: NCCL reads the rest as a port, of interfaces too."""
+    return ",".join(item.partition(":")[0] for item in value[:4096].split(","))
 
 
 def exact_interfaces(value: str, host: HostFacts) -> str:
@@ -115,6 +119,14 @@ def path_to_make(value: str, host: HostFacts) -> str:
         return "starts with ~, which is not expanded"
     fact = host.paths.get(checkable_path(value))
     return "names a path that cannot be made or written to" if fact is not None and not fact.may_be_made else ""
+
+
+def directory_to_read(value: str, host: HostFacts) -> str:
+    """A directory that its reader finds a leading ~ of, and that need not be written to: or one that can be made."""
+    fact = host.paths.get(checkable_path(value))
+    if value.startswith("~") or fact is None or fact.is_directory:
+        return ""
+    return "is a file, not a directory" if fact.exists else path_to_make(value, host)
 
 
 def prefix_of_files(value: str, host: HostFacts) -> str:

@@ -96,6 +96,9 @@ def test_a_value_that_cannot_be_meant_is_told_with_what_becomes_of_it(name: str,
         ("CUDA_VISIBLE_DEVICES", "MIG-GPU-8932f937/1/0"),
         ("OMP_NUM_THREADS", "4,2"),
         ("NCCL_IB_TIMEOUT", "22"),
+        ("NCCL_SOCKET_IFNAME", "eth0:0"),
+        ("NCCL_SOCKET_IFNAME", "=eth0:0"),
+        ("TORCH_HOME", "~/models"),
     ],
 )
 def test_values_that_the_manuals_allow_are_no_bad_values(name: str, value: str) -> None:
@@ -134,6 +137,25 @@ def test_paths_are_judged_by_what_was_found_there() -> None:
     assert [found for found in findings if found.verdict == "bad value"] == []
 
 
+@pytest.mark.parametrize(
+    ("exists", "is_directory", "may_be_made", "said"),
+    [
+        (True, True, False, ""),  # weights that all users share
+        (True, True, True, ""),
+        (False, False, True, ""),
+        (True, False, True, "is a file, not a directory; torch.hub cannot keep models there"),
+        (False, False, False, "names a path that cannot be made or written to; torch.hub cannot keep models there"),
+    ],
+)
+def test_a_directory_of_models_need_not_be_written_to(
+    said: str, *, exists: bool, is_directory: bool, may_be_made: bool
+) -> None:
+    environ = {"TORCH_HOME": "/models"}
+    (path,) = paths_to_examine(environ)
+    host = HostFacts(paths={path: PathFact(exists, is_directory, may_be_made)})
+    assert [found.sentence for found in lint(environ, with_gpus("TORCH_HOME"), host)] == ([said] if said else [])
+
+
 # --------------------------------------------------------------------------------- contradictions and known problems
 
 
@@ -158,6 +180,26 @@ def test_variables_that_contradict_each_other_are_told(environ: dict[str, str], 
     assert len(found) == 1
     assert said in found[0].sentence
     assert found[0].at_launch
+
+
+@pytest.mark.parametrize(
+    ("vendor", "names", "winner"),
+    [
+        ("amd", ("HIP_", ""), "PYTORCH_HIP_ALLOC_CONF"),
+        ("nvidia", ("HIP_", ""), "PYTORCH_ALLOC_CONF"),
+        (None, ("HIP_", ""), "PYTORCH_ALLOC_CONF"),
+        ("amd", ("CUDA_", ""), "PYTORCH_CUDA_ALLOC_CONF"),
+        ("amd", ("CUDA_", "HIP_", ""), "PYTORCH_CUDA_ALLOC_CONF"),
+        ("nvidia", ("CUDA_", "HIP_", ""), "PYTORCH_CUDA_ALLOC_CONF"),
+    ],
+)
+def test_which_settings_of_the_allocator_torch_takes(vendor: str | None, names: tuple[str, ...], winner: str) -> None:
+    """As CUDAAllocatorConfig.h asks for them; the name of HIP only in a torch for AMD's GPUs."""
+    environ = {f"PYTORCH_{name}ALLOC_CONF": f"a:{number}" for number, name in enumerate(names)}
+    findings = lint(environ, with_gpus(*environ), HostFacts(vendor=vendor))
+    told = [found for found in findings if found.verdict == "contradiction"]
+    assert len(told) == len(names) - 1
+    assert all(found.sentence.endswith(f"; {winner} wins") for found in told)
 
 
 @pytest.mark.parametrize(

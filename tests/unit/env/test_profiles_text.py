@@ -39,10 +39,10 @@ def test_a_dry_run_shows_every_change_with_its_origin(tmp_path: Path) -> None:
 
 def test_a_launch_and_a_dry_run_show_no_secret_of_a_profile(tmp_path: Path) -> None:
     """Each launch would print it, into a log that others may read."""
-    token = "hf_abcdefghijklmnopqrstuvwxyzABCDEFGH"
+    shape = "hf_abcdefghijklmnopqrstuvwxyzABCDEFGH"
     body = (
         "variables:\n  API_KEY: {value: hunter2, cost: heavy}\n  A_TOKEN: !force hunter2\n"
-        f"  B_TOKEN: {{value: hunter2, ranks: {{0: hunter3}}}}\n  URL: !force https://me:hunter2@host/{token}\n"
+        f"  B_TOKEN: {{value: hunter2, ranks: {{0: hunter3}}}}\n  URL: !force https://me:hunter2@host/{shape}\n"
     )
     user = {"A_TOKEN": "mine", "B_TOKEN": "mine", "URL": "mine"}
     resolution = resolved(profiles_of(tmp_path, a=body), "a", user=user)
@@ -50,7 +50,7 @@ def test_a_launch_and_a_dry_run_show_no_secret_of_a_profile(tmp_path: Path) -> N
     assert len(lines) == 4
     assert "B_TOKEN stays as your environment sets it; profile a would set B_TOKEN=<redacted>" in lines
     dry_run = profile_text.change_lines(resolution, is_secret=lambda name: "TOKEN" in name or "KEY" in name)
-    assert not [line for line in lines if "hunter" in line or token in line]
+    assert not [line for line in lines if "hunter" in line or shape in line]
     assert not [line for line in dry_run if "hunter" in line and "URL" not in line], "its caller redacts each line"
 
 
