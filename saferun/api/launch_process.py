@@ -88,8 +88,8 @@ class _ReportedEnd:
         os.set_blocking(self._read_fd, False)
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """What runs the command, and tells its end."""
-        own = [sys.executable, "-P", "-m", "saferun.api.told_end", str(self.write_fd), str(os.getpid())]
+        """What runs the command, and reports its exit code."""
+        own = [sys.executable, "-P", "-m", "saferun.api.exit_code_pipe", str(self.write_fd), str(os.getpid())]
         return [*own, *command]
 
     def read(self) -> tuple[int, int]:

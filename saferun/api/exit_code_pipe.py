@@ -1,7 +1,7 @@
-"""Runs a command for a program that ignores SIGCHLD, and tells it how the command ended: the kernel would not.
+"""Runs a command for a program that ignores SIGCHLD, and reports the exit code, which the kernel would not, by a pipe.
 
-``python -m saferun.api.told_end FD PARENT COMMAND...``. FD is a pipe to the program, which is process PARENT. It gets
-two lines: the command's process, and its exit code, minus the number of a signal.
+``python -m saferun.api.exit_code_pipe FD PARENT COMMAND...``. FD is a pipe to the program, which is process PARENT. It
+gets two lines: the command's process, and its exit code, minus the number of a signal.
 """
 
 from __future__ import annotations
