@@ -77,12 +77,14 @@ def _take(number: int, name: str, value: float) -> None:
 
 def _value(value: object) -> float | None:
     """It as a number; None where it is none, or lies on a device that would have to be waited for."""
-    device = getattr(value, "device", None)
-    if device is not None and getattr(device, "type", "cpu") != "cpu":
-        return None
     try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError, RuntimeError):
+        device = getattr(value, "device", None)
+        if device is not None and getattr(device, "type", "cpu") != "cpu":
+            return None
+        # torch warns of a scalar of a tensor that requires a gradient, and a warning may be an error.
+        detach = getattr(value, "detach", None)
+        return float(detach() if callable(detach) else value)
+    except Exception:  # one metric costs neither the step nor the others
         return None
 
 

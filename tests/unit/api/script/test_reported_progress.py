@@ -37,6 +37,32 @@ class OnGpu:
         raise AssertionError("this would wait for the GPU")
 
 
+class NeedsGradient:
+    """As a tensor of a CPU that requires a gradient; a warning is an error."""
+
+    device = SimpleNamespace(type="cpu")
+
+    def __float__(self) -> float:
+        raise UserWarning("Converting a tensor with requires_grad=True to a scalar may lead to unexpected behavior.")
+
+    def detach(self) -> float:
+        return 0.25
+
+
+class Warns:
+    """Any other whose reading is warned of."""
+
+    def __float__(self) -> float:
+        raise UserWarning("deprecated")
+
+
+class NoAttributes:
+    """Its attributes are code of the program's."""
+
+    def __getattr__(self, name: str) -> object:
+        raise KeyError(name)
+
+
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SAFERUN_HEARTBEAT_FILE", str(tmp_path / "a0r0.heartbeat"))
@@ -59,6 +85,13 @@ def test_a_step_is_read_as_it_was_reported(path: Path) -> None:
     assert read(path).metrics == (("loss", 0.4), ("lr", 1.0))
     assert read(path).mark != state.mark
     assert not path.with_suffix(".heartbeat").exists(), "a step promises no further one"
+
+
+def test_a_value_that_cannot_be_read_costs_itself_alone(path: Path) -> None:
+    """Neither the step nor the other values."""
+    odd: Any = {"a": Warns(), "b": NoAttributes(), "c": Odd(), "loss": NeedsGradient(), "lr": 1}
+    saferun.step(7, **odd)
+    assert (read(path).step, read(path).metrics) == (7, (("loss", 0.25), ("lr", 1.0)))
 
 
 def test_the_first_value_that_is_no_number_stays(path: Path) -> None:
