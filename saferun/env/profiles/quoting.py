@@ -26,13 +26,15 @@ def nearest(word: str, valid: Iterable[str], *, likeness: float = 0.6) -> str | 
     return by_lower[close[0]] if close else None
 
 
-def advice(word: str, valid: Iterable[str]) -> str:
-    """A hint: the nearest valid word, or all of them."""
+def advice(word: str, valid: Iterable[str], more: str = "") -> str:
+    """A hint: the nearest valid word, or all of them; then another sentence."""
     candidates = list(valid)
     near = nearest(word, candidates)
     if near is not None and len(word) <= _SHORT and sorted(word) != sorted(near):  # not rnak, rank
         near = nearest(word, candidates, likeness=0.8)
-    return f"did you mean {near}?" if near is not None else f"known are {', '.join(candidates)}"
+    if near is not None:
+        return f"did you mean {near}? {more}".rstrip()
+    return f"known are {', '.join(candidates)}{'. ' if more else ''}{more}"
 
 
 def quoted(text: str, limit: int = 60) -> str:

@@ -218,7 +218,7 @@ def _check_name(option: str, name: str, value: str) -> None:
         raise UsageError(f"{option}: the value of {name} holds {wrong}", "environment variables hold short texts")
     for field in templates.fields(value):
         if field not in templates.PLACEHOLDERS:
-            hint = f"{advice(field, templates.PLACEHOLDERS)} The text itself is written {{{{{field}}}}}"
+            hint = advice(field, templates.PLACEHOLDERS, f"The text itself is written {{{{{field}}}}}")
             raise UsageError(f"{option}: unknown placeholder {{{field}}} in the value of {name}", hint)
 
 

@@ -201,7 +201,7 @@ def _value(node: Node) -> str:
         raise bad(node, f"the value holds {wrong}", "environment variables hold short texts")
     for field in templates.fields(node.text):
         if field not in templates.PLACEHOLDERS:
-            hint = f"{advice(field, templates.PLACEHOLDERS)} The text itself is written {{{{{field}}}}}"
+            hint = advice(field, templates.PLACEHOLDERS, f"The text itself is written {{{{{field}}}}}")
             raise bad(node, f"unknown placeholder {{{field}}}", hint)
     return node.text
 

@@ -153,7 +153,12 @@ def test_a_broken_file_nobody_asks_for_stops_nothing(tmp_path: Path) -> None:
         ("variables:\n  X: {value: 1, cost: @hevy}", "unknown cost 'hevy'", "did you mean heavy?"),
         ("variables:\n  X: {value: 1, vendor: @NVIDA}", "unknown vendor 'NVIDA'", "did you mean nvidia?"),
         ("variables:\n  X: {value: 1, vendor: @intel}", "unknown vendor 'intel'", "known are nvidia, amd, any"),
-        ("variables:\n  X: @'{rnak}'", "unknown placeholder {rnak}", "did you mean rank?"),
+        (
+            "variables:\n  X: @'{rnak}'",
+            "unknown placeholder {rnak}",
+            "did you mean rank? The text itself is written {{rnak}}",
+        ),
+        ("variables:\n  X: @'{qqqq}'", "unknown placeholder {qqqq}", ". The text itself is written {{qqqq}}"),
         ("variables:\n  X: {value: 1, versions: {@troch: '>=2'}}", "no version of 'troch'", "torch?"),
         ("variables:\n  X: {value: 1, versions: {torch: @2.8}}", "'2.8' is no range of versions", ">=2.8"),
         ("variables:\n  X: @~", "no value", "the empty text is ''"),
