@@ -9,11 +9,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from saferun.api.rank_function import (
     CALL_NAME,
     failure_name,
+    name_of,
     open_private,
     read_private,
     result_name,
@@ -42,17 +44,22 @@ class FunctionCall(NamedTuple):
         """What the ranks returned, in their order. Only files of this user are unpickled.
 
         Raises:
-            SaferunError: it cannot be pickled.
+            SaferunError: it cannot be pickled or unpickled.
         """
         with os.scandir(self.directory) as entries:
             names = {entry.name for entry in entries if entry.name.startswith(("result_", "failure_"))}
         values = []
+        hint = "return numbers, strings, lists or CPU tensors; the ranks themselves ended well"
         for rank in sorted({int(name.partition("_")[2]) for name in names}):
             if failure_name(rank) in names:
                 text = read_private(failure_name(rank), self.directory).decode(errors="replace")
-                hint = "return numbers, strings, lists or CPU tensors; the ranks themselves ended well"
                 raise SaferunError(text, hint)
-            values.append(pickle.loads(read_private(result_name(rank), self.directory)))  # noqa: S301
+            content = read_private(result_name(rank), self.directory)
+            try:
+                values.append(pickle.loads(content))  # noqa: S301 - see above
+            except Exception as error:  # whatever a class of the program's raises
+                text = f"what rank {rank} returned cannot be unpickled: {type(error).__name__}: {error}"
+                raise SaferunError(text, hint) from error
         return tuple(values)
 
 
@@ -87,7 +94,7 @@ def _pickled(function: Callable[..., object], args: tuple[Any, ...]) -> bytes:
             return pickle.dumps((function, args))
         import cloudpickle  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
-        name = getattr(function, "__qualname__", repr(function))
+        name = name_of(function)
         raise UsageError(
             f"{name} cannot be imported by the ranks: it is defined in a notebook, in __main__ or in a function",
             "move it into a module, or install cloudpickle",
@@ -102,11 +109,25 @@ def _pickled(function: Callable[..., object], args: tuple[Any, ...]) -> bytes:
 
 
 def _is_importable(function: Callable[..., object]) -> bool:
-    """Whether the name of a function leads to it."""
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
-    if module is None or module == "__main__":
+    """Whether ranks can import it, or all that it consists of: a partial, a method, an object with ``__call__``."""
+    try:
+        _ByReference(_Nowhere()).dump(function)
+    except Exception:  # code of the program's runs
         return False
-    found: object = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found is function
+    return True
+
+
+class _ByReference(pickle.Pickler):
+    """A pickler that refuses what is defined in ``__main__``, which is another module in the ranks."""
+
+    def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401 - as pickle has it
+        if isinstance(obj, (type, FunctionType)) and obj.__module__ == "__main__":
+            raise pickle.PicklingError(obj.__qualname__)
+        return NotImplemented
+
+
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    def write(self, content: bytes) -> int:
+        return len(content)

@@ -27,7 +27,8 @@ class RunResult(NamedTuple):
         rank_exit_codes: those of the ranks of the last attempt on this host, minus the number of a signal; empty where
             the launch has no files.
         run_dir: the run directory; None: there is none.
-        report: what report.json says; None: there is none, since nothing went wrong.
+        report: what report.json says; None: none was written, as where nothing went wrong, where the launch did not
+            start, or where it has no run directory.
         values: what a function returned, in the order of the ranks, None of one that has left by ``sys.exit(0)``; empty
             where the launch failed, and for scripts.
         stdout: with ``capture``, at most the last 64 MiB.

@@ -10,6 +10,7 @@ import os
 import pickle
 import stat
 import sys
+from functools import partial
 
 CALL_NAME = "call"
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -24,6 +25,17 @@ def result_name(rank: int) -> str:
 def failure_name(rank: int) -> str:
     """The file that says why what a rank returned cannot be handed on."""
     return f"failure_{rank}"
+
+
+def name_of(function: object) -> str:
+    """For messages. Not its representation: that of a ``functools.partial`` has the arguments in it."""
+    while isinstance(function, partial):
+        function = function.func
+    try:
+        name = getattr(function, "__qualname__", None)
+    except Exception:  # code of the program's
+        name = None
+    return name if isinstance(name, str) else type(function).__qualname__
 
 
 def open_private(path: str) -> int:
@@ -72,12 +84,16 @@ def main(path: str) -> None:
     rank = int(os.environ["RANK"])
     # Of a rank that leaves by sys.exit(0), and in place of what it returned in an attempt before.
     write_private(result_name(rank), pickle.dumps(None), fd)
+    try:
+        os.unlink(failure_name(rank), dir_fd=fd)
+    except FileNotFoundError:
+        pass
     value = function(*args)
     try:
         content = pickle.dumps(value)
     except Exception as error:
         # The rank has done its work, and others may still be at theirs: nothing has failed that would stop them.
-        text = f"rank {rank}: what {function.__qualname__} returned cannot be pickled: {type(error).__name__}: {error}"
+        text = f"rank {rank}: what {name_of(function)} returned cannot be pickled: {type(error).__name__}: {error}"
         write_private(failure_name(rank), text.encode(errors="replace"), fd)
     else:
         write_private(result_name(rank), content, fd)

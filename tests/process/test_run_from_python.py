@@ -82,6 +82,15 @@ def test_a_script_that_fails_comes_with_its_report() -> None:
         result.check()
 
 
+def test_a_launch_that_does_not_start_has_no_report() -> None:
+    """``check`` says so all the same."""
+    result = saferun.run("train.py", options=["--no-such-option"], capture=True)
+    assert (result.report, result.run_dir) == (None, None)
+    with pytest.raises(SaferunError, match="the launch ended with exit code 2\nhint: see its output") as caught:
+        result.check()
+    assert caught.value.exit_code == 2
+
+
 @pytest.fixture(name="children_ignored")
 def _children_ignored() -> Iterator[None]:
     """The kernel reaps them then, and Python takes that for exit code 0."""
