@@ -56,7 +56,7 @@ def take_failure_record(
             os.close(fd)
     if record is None:
         return {}
-    # An exception that the script has printed by sys.excepthook, and goes on, says nothing about its end.
+    # An exception that the script handles, and prints by sys.excepthook, is not what ends it.
     is_handled = pid is not None and record.get("uncaught") is False
     # Python exits with 1 where an exception ends it; its last act is to renew the time of the file.
     is_last = code == 1 and not is_handled and -_CLOCK_SLACK_S <= ended - written <= _ENDS_WITHIN_S
