@@ -83,7 +83,7 @@ def _value(value: object) -> float | None:
             return None
         # torch warns of a scalar of a tensor that requires a gradient, and a warning may be an error.
         detach = getattr(value, "detach", None)
-        return float(detach() if callable(detach) else value)
+        return float(detach() if callable(detach) else value)  # type: ignore[arg-type]
     except Exception:  # one metric costs neither the step nor the others
         return None
 
