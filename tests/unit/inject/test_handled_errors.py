@@ -31,13 +31,14 @@ main()
 PRINT = "sys.excepthook(*sys.exc_info())"
 
 
-def ended(folder: Path, *arguments: str) -> tuple[list[str], subprocess.CompletedProcess[str]]:
+def ended(folder: Path, *arguments: str, **variables: str) -> tuple[list[str], subprocess.CompletedProcess[str]]:
     """The locals that a report of its end would show; ``train.py`` is what runs."""
     hook = environ_of(folder / "a0r0", PYTHONPATH=f"{folder}:{REPOSITORY}")
     process = subprocess.Popen(
         [sys.executable, *(arguments or ("train.py",))],
-        env={**hook, "SAFERUN_HEARTBEAT_FILE": str(folder / "a0r0.heartbeat"), "RANK": "0"},
+        env={**hook, **variables, "SAFERUN_HEARTBEAT_FILE": str(folder / "a0r0.heartbeat"), "RANK": "0"},
         cwd=folder,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -106,7 +107,7 @@ def test_one_that_nothing_handles_is_whatever_the_process_does_then(tmp_path: Pa
     assert any("size = 3" in line for line in lines)
 
 
-@pytest.mark.parametrize("way", ["-m", "runpy", "reraised"])
+@pytest.mark.parametrize("way", ["-m", "runpy", "reraised", "--pdb"])
 def test_however_the_script_is_started(way: str, tmp_path: Path) -> None:
     """``reraised``: as torch's ``@record`` does it."""
     (tmp_path / "train.py").write_text(HANDLED.format(print="raise"))
@@ -114,8 +115,8 @@ def test_however_the_script_is_started(way: str, tmp_path: Path) -> None:
     (tmp_path / "again.py").write_text(
         "def main():\n    import train\ntry:\n    main()\nexcept Exception as error:\n    raise\n"
     )
-    arguments = {"-m": ("-m", "train"), "runpy": ("main.py",), "reraised": ("again.py",)}[way]
-    lines, done = ended(tmp_path, *arguments)
+    arguments = {"-m": ("-m", "train"), "runpy": ("main.py",), "reraised": ("again.py",), "--pdb": ("train.py",)}[way]
+    lines, done = ended(tmp_path, *arguments, SAFERUN_PDB="1" if way == "--pdb" else "")
     assert done.returncode == 1
     assert any("size = 3" in line for line in lines), done.stderr
 
