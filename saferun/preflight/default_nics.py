@@ -52,8 +52,12 @@ def address_to_reach(nic: Nic) -> str:
 
     A link-local IPv6 address would need the other host's interface beside it.
     """
-    usable = [one for one in nic.addresses if not is_loopback(one) and not (":" in one and is_link_local(one))]
-    return min(usable, key=is_link_local, default="")
+    return min(filter(_leads_here, nic.addresses), key=is_link_local, default="")
+
+
+def _leads_here(address: str) -> bool:
+    """Whether another host may reach this one by an address and nothing else."""
+    return not is_loopback(address) and not (":" in address and is_link_local(address))
 
 
 def named(nics: Iterable[Nic], name: str) -> Nic | None:
@@ -198,10 +202,21 @@ def candidates(nics: Sequence[Nic], environ: Mapping[str, str], wanted: Sequence
     return tuple(dict.fromkeys(name for name in (*first, *(better or rest)) if name in usable))
 
 
-def routes(nics: Sequence[Nic], names: Iterable[str]) -> Pairs:
-    """(interface, address) to be tried from other hosts, in order."""
-    found = ((name, named(nics, name)) for name in names)
-    return tuple((name, address) for name, nic in found if nic is not None and (address := address_to_reach(nic)))
+def routes(nics: Sequence[Nic], names: Iterable[str], choices: Sequence[Choice] = ()) -> Pairs:
+    """(interface, address) to be tried from other hosts, in order.
+
+    Args:
+        nics: this host's interfaces.
+        names: of those to be tried.
+        choices: of the libraries, the most important first: an interface is tried at the address that they take on it.
+    """
+    chosen: dict[str, str] = {}
+    for choice in choices:
+        for name, address in zip(choice.names, choice.addresses):
+            if _leads_here(address):
+                chosen.setdefault(name, address)
+    found = [(name, nic) for name in names if (nic := named(nics, name)) is not None and address_to_reach(nic)]
+    return tuple((name, chosen.get(nic.name) or address_to_reach(nic)) for name, nic in found)
 
 
 def nic_environ(

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 
+from saferun.linux.nccl_files import variables_in_nccl_files
 from saferun.preflight.checks.context import CheckContext
 
 GIB = 1 << 30
 MIB = 1 << 20
 
+# Less than any check has.
+_FILES_S = 0.5
+
 
 def own_path(context: CheckContext, path: str) -> str:
     """An absolute path below the context's root."""
     return context.path(path.lstrip("/"))
+
+
+def with_nccl_conf(context: CheckContext) -> Mapping[str, str]:
+    """The ranks' environment, and what NCCL's own files add to it. Variables win.
+
+    A home directory that does not answer costs the user's file.
+    """
+    environ, system_file = context.environ, context.path("etc/nccl.conf")
+    if context.vendor == "none":
+        return environ
+    found: list[dict[str, str]] = []
+    reader = threading.Thread(target=lambda: found.append(variables_in_nccl_files(environ, system_file)), daemon=True)
+    reader.start()
+    reader.join(_FILES_S)
+    variables = found[0] if found else variables_in_nccl_files(environ, system_file, with_user=False)
+    return {**{name: value for name, value in variables.items() if name.startswith("NCCL_")}, **environ}
 
 
 def is_switched_on(environ: Mapping[str, str], name: str) -> bool:

@@ -9,7 +9,7 @@ from saferun.linux.netlink import read_nics
 from saferun.linux.small_files import list_directory, read_line, read_link
 from saferun.model import Value
 from saferun.preflight.checks.answers import ok, warning
-from saferun.preflight.checks.common import listed, listed_are
+from saferun.preflight.checks.common import listed, listed_are, with_nccl_conf
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.default_nics import fits, names_in
 from saferun.preflight.results import CheckResult
@@ -115,8 +115,9 @@ def check_fabric(context: CheckContext) -> CheckResult:
 
 
 def _judge(context: CheckContext, ports: Sequence[Port]) -> CheckResult | None:
-    value = context.environ.get(_HCA, "")
-    if value and context.environ.get("NCCL_IB_DISABLE", "0") != "1":
+    environ = with_nccl_conf(context)
+    value = environ.get(_HCA, "")
+    if value and environ.get("NCCL_IB_DISABLE", "0") != "1":
         used = [port for port in ports if fits(port.device, value) and _is_port(port, value)]
         if ports and not used:
             message = f"{_HCA}={value[:80]} fits no RDMA device of this host, so that NCCL would use TCP"

@@ -8,11 +8,12 @@ import time
 
 from saferun.linux.netlink import read_nics
 from saferun.linux.user_name import user_name
-from saferun.preflight.checks.backend import known_backend
+from saferun.preflight.checks.backend import GLOO, known_backend
+from saferun.preflight.checks.common import with_nccl_conf
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.name_resolution import resolve
+from saferun.preflight.checks.name_resolution import Lookup, resolve
 from saferun.preflight.checks.versions import describe_host
-from saferun.preflight.default_nics import candidates, gloo_choice, nccl_choice
+from saferun.preflight.default_nics import GLOO_IFNAME, candidates, gloo_choice, nccl_choice, routes
 from saferun.preflight.results import HostInfo, Pairs
 
 _NAMES_S = 1.0
@@ -24,21 +25,39 @@ def gather_host_info(context: CheckContext) -> HostInfo:
     own = socket.gethostname()  # the whole of it, as gloo has it
     names = tuple(dict.fromkeys(filter(None, (own, context.master))))
     found = resolve(names, _NAMES_S)
-    own_addresses = next((lookup.addresses for lookup in found if lookup.name == own), ())
-    versions, script, environ = describe_host(context)
+    lookup = next((lookup for lookup in found if lookup.name == own), Lookup(own))
+    environ = with_nccl_conf(context)
+    gloo = gloo_choice(nics, environ, lookup.addresses)
+    # Gloo waits longer for a name, and a name server that does not answer now may do so then.
+    is_known = gloo.rule == GLOO_IFNAME or lookup.error not in {"late", "unanswered"}
+    versions, script, relevant = describe_host(context)
     return HostInfo(
         time=time.time(),
         nics=nics,
-        gloo=gloo_choice(nics, context.environ, own_addresses).names,
-        nccl=nccl_choice(nics, context.environ).names,
-        probed=candidates(nics, context.environ, context.nics),
+        gloo=gloo.names if is_known else (),
+        nccl=nccl_choice(nics, environ).names,
+        probed=candidates(nics, environ, context.nics),
         versions=versions,
         script=script,
-        environ=environ,
-        names=tuple((lookup.name, *lookup.addresses) for lookup in found),
+        environ=relevant,
+        names=tuple((one.name, *one.addresses) for one in found),
         backend=known_backend(context),
         launch=_describe_launch(context),
     )
+
+
+def probe_routes(context: CheckContext, info: HostInfo) -> Pairs:
+    """(interface, address) under which other hosts are to try this one: the addresses that the ranks would use.
+
+    Args:
+        context: the launch.
+        info: this host's, as ``gather_host_info`` has it.
+    """
+    environ = with_nccl_conf(context)
+    own = next((addresses for name, *addresses in info.names if name == socket.gethostname()), [])
+    gloo, nccl = gloo_choice(info.nics, environ, own), nccl_choice(info.nics, environ)
+    choices = (gloo,) if context.vendor == "none" else (gloo, nccl) if info.backend == GLOO else (nccl, gloo)
+    return routes(info.nics, info.probed, choices)
 
 
 def _describe_launch(context: CheckContext) -> Pairs:

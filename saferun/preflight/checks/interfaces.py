@@ -5,12 +5,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 
-from saferun.linux.nccl_files import variables_in_nccl_files
 from saferun.linux.netlink import read_nics
 from saferun.linux.nic import Nic, is_decoy
 from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.backend import GLOO, known_backend
-from saferun.preflight.checks.common import listed, listed_are
+from saferun.preflight.checks.common import listed, listed_are, with_nccl_conf
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.name_resolution import Lookup, is_elsewhere, resolve
 from saferun.preflight.default_nics import (
@@ -67,15 +66,6 @@ def check_interfaces(context: CheckContext) -> CheckResult:
     if context.vendor != "none":
         message += f", NCCL {_listed(nccl.names)}{by.get(nccl.rule, '')}"
     return ok(message, facts)
-
-
-def with_nccl_conf(context: CheckContext) -> Mapping[str, str]:
-    """The ranks' environment, and what NCCL's own files add to it. Variables win."""
-    environ = context.environ
-    if context.vendor == "none" or (NCCL_IFNAME in environ and NCCL_FAMILY in environ):
-        return environ
-    found = variables_in_nccl_files(environ, context.path("etc/nccl.conf"))
-    return {**{name: found[name] for name in (NCCL_IFNAME, NCCL_FAMILY) if name in found}, **environ}
 
 
 def _resolve(context: CheckContext, environ: Mapping[str, str]) -> tuple[Lookup, Lookup]:

@@ -7,11 +7,12 @@ Sources: NVIDIA, "GPUDirect RDMA" and NCCL's "Troubleshooting" (PCI access contr
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from saferun.linux.small_files import list_directory, read_bytes, read_line, read_text
 from saferun.model import Value
 from saferun.preflight.checks.answers import ok, warning
+from saferun.preflight.checks.common import with_nccl_conf
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.fabric import Port, read_ports
 from saferun.preflight.default_nics import fits
@@ -42,11 +43,9 @@ def check_rdma(context: CheckContext) -> CheckResult:
 
     Only jobs of several hosts that use NVIDIA's GPUs need any of it. EFA has ways of its own.
     """
-    ports = [
-        port
-        for port in read_ports(context.root)
-        if port.state == "ACTIVE" and not port.driver.startswith("efa") and _is_used(port, context)
-    ]
+    ports = [port for port in read_ports(context.root) if port.state == "ACTIVE" and not port.driver.startswith("efa")]
+    environ = with_nccl_conf(context) if ports else {}
+    ports = [port for port in ports if _is_used(port, environ)]
     if not ports:
         return ok("no RDMA ports that NCCL would use")
     route = _peer_route(context)
@@ -54,7 +53,7 @@ def check_rdma(context: CheckContext) -> CheckResult:
     facts = (("gpudirect", route or "none"), ("acs", ", ".join(acs) or "none"))
     if not context.spans_hosts or context.vendor != "nvidia":
         return ok(f"{len(ports)} RDMA ports", facts)
-    wrong = _wrong_gid(context, ports)
+    wrong = _wrong_gid(context, environ, ports)
     if wrong is not None:
         return wrong._replace(facts=facts)
     # Ethernet devices of any server may have RDMA ports that are not meant for GPUs.
@@ -69,9 +68,9 @@ def check_rdma(context: CheckContext) -> CheckResult:
     return ok(f"{len(ports)} RDMA ports, GPUDirect by {route}" if route else f"{len(ports)} RDMA ports", facts)
 
 
-def _is_used(port: Port, context: CheckContext) -> bool:
-    value = context.environ.get("NCCL_IB_HCA", "")
-    return context.environ.get("NCCL_IB_DISABLE", "0") != "1" and (not value or fits(port.device, value))
+def _is_used(port: Port, environ: Mapping[str, str]) -> bool:
+    value = environ.get("NCCL_IB_HCA", "")
+    return environ.get("NCCL_IB_DISABLE", "0") != "1" and (not value or fits(port.device, value))
 
 
 def _peer_route(context: CheckContext) -> str:
@@ -99,9 +98,9 @@ def read_gids(root: str, port: Port) -> list[Gid]:
     return sorted(found)
 
 
-def _wrong_gid(context: CheckContext, ports: Sequence[Port]) -> CheckResult | None:
+def _wrong_gid(context: CheckContext, environ: Mapping[str, str], ports: Sequence[Port]) -> CheckResult | None:
     """The index that was set points to no address, or to one that routers do not know."""
-    value = context.environ.get(_GID_INDEX, "")
+    value = environ.get(_GID_INDEX, "")
     if not value.isdecimal() or len(value) > 3:  # noqa: PLR2004 - a port has at most some hundred
         return None
     for port in ports:
@@ -114,7 +113,7 @@ def _wrong_gid(context: CheckContext, ports: Sequence[Port]) -> CheckResult | No
             message = f"{_GID_INDEX}={value}: {port.name} has no GID there: connections time out"
             return warning(message, hint, class_name="fabric_degraded")
         same = [other.number for other in gids if other.address == gid.address and other.version == "RoCE v2"]
-        if gid.version == "RoCE v1" and same and context.environ.get("NCCL_IB_ROCE_VERSION_NUM") != "1":
+        if gid.version == "RoCE v1" and same and environ.get("NCCL_IB_ROCE_VERSION_NUM") != "1":
             message = f"{_GID_INDEX}={value} is a RoCE v1 address of {port.name}, which no router forwards"
             return warning(message, f"{hint}; RoCE v2 has {same[0]}", class_name="fabric_degraded")
     return None

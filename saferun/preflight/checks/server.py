@@ -102,23 +102,24 @@ class _HostSide:
 
     def begin(self) -> None:
         """Find out, beside the checks, what the info says."""
-        self._thread.start()
+        with suppress(RuntimeError):  # no other thread can be started: it takes no part in the probes
+            self._thread.start()
 
     def _write(self) -> None:
-        from saferun.preflight.checks.host_info import gather_host_info
-        from saferun.preflight.default_nics import routes
+        from saferun.preflight.checks.host_info import gather_host_info, probe_routes
         from saferun.preflight.probe.listener import Listener
 
         info = gather_host_info(self._context)
-        with suppress(OSError):
-            self._listener = Listener(routes(info.nics, info.probed))
+        with suppress(OSError, RuntimeError):  # no address, or no other thread
+            self._listener = Listener(probe_routes(self._context, info))
         self._card = info
 
     def finish(self, found: list[CheckResult]) -> tuple[str, str]:
         """The info and the endpoint, encoded. Good results do not travel."""
         from saferun.preflight.host_messages import encode_endpoint, encode_host_info
 
-        self._thread.join(_INFO_S)
+        if self._thread.ident is not None:
+            self._thread.join(_INFO_S)
         bad = tuple(result for result in found if result.verdict in {"warn", "fail"})
         info = self._card._replace(time=time.time(), results=bad)
         return encode_host_info(info), encode_endpoint(self._listener.endpoint) if self._listener is not None else ""

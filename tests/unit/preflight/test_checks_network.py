@@ -328,6 +328,18 @@ def test_a_list_that_leaves_nccl_no_device_is_a_warning(
     assert fabric_check(monkeypatch, tmp_path, environ=environ).verdict == "ok"
 
 
+def test_devices_that_nccls_own_file_leaves_out_are_no_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A site's list is there for all users, who set no variable."""
+    for number in range(3):
+        device(tmp_path, f"mlx5_{number}")
+    device(tmp_path, "mlx5_3", **DOWN)
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/nccl.conf").write_text("NCCL_IB_HCA=^=mlx5_3\n")
+    assert fabric_check(monkeypatch, tmp_path, environ={"HOME": str(tmp_path)}).verdict == "ok"
+    named = {"HOME": str(tmp_path), "NCCL_IB_HCA": "mlx5"}
+    assert fabric_check(monkeypatch, tmp_path, environ=named).verdict == "warn", "a variable wins"
+
+
 def test_a_slingshot_interface_that_is_down_beside_others_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

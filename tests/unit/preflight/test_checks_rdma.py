@@ -201,3 +201,11 @@ def test_an_index_that_says_nothing_is_none(root: Root, index: str) -> None:
 def test_devices_that_nccl_does_not_use_do_not_matter(root: Root) -> None:
     port(root, "mlx5_0", "Ethernet")
     assert check(root, {"NCCL_IB_GID_INDEX": "7", "NCCL_IB_HCA": "^mlx5_0"}).verdict == "ok"
+
+
+def test_an_index_in_nccls_own_file_counts(root: Root) -> None:
+    port(root, "mlx5_0", "Ethernet")
+    root.write("etc/nccl.conf", "NCCL_IB_GID_INDEX=7\n")
+    assert check(root).verdict == "warn"
+    root.write(".nccl.conf", "NCCL_IB_DISABLE=1\n")
+    assert check(root, {"HOME": str(root.path)}).verdict == "ok"
