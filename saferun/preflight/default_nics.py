@@ -212,7 +212,7 @@ def routes(nics: Sequence[Nic], names: Iterable[str], choices: Sequence[Choice] 
     """
     chosen: dict[str, str] = {}
     for choice in choices:
-        for name, address in zip(choice.names, choice.addresses):
+        for name, address in zip(choice.names, choice.addresses, strict=True):
             if _leads_here(address):
                 chosen.setdefault(name, address)
     found = [(name, nic) for name in names if (nic := named(nics, name)) is not None and address_to_reach(nic)]
@@ -265,7 +265,8 @@ def mpirun_options(names: Sequence[str]) -> str:
 def loopback_between(infos: Mapping[int, HostInfo]) -> tuple[CheckResult, ...]:
     """The hosts on which gloo would listen on loopback, though there are others that look for it.
 
-    One host cannot know by itself: several tasks on one machine meet there quite well.
+    One host cannot know by itself: several tasks on one machine meet there quite well. A host whose loopback interface
+    has an address that leads to it from elsewhere, as routing protocols announce it, may be reached there.
 
     Args:
         infos: of all hosts, by number.
@@ -279,7 +280,10 @@ def loopback_between(infos: Mapping[int, HostInfo]) -> tuple[CheckResult, ...]:
         return ()
     results = []
     for info in infos.values():
-        loopback = {nic.name for nic in info.nics if nic.kind == "loopback"} or {"lo"}
+        interfaces = [nic for nic in info.nics if nic.kind == "loopback"]
+        if any(map(address_to_reach, interfaces)):
+            continue
+        loopback = {nic.name for nic in interfaces} or {"lo"}
         is_known = any(result.class_name == "network_interface" for result in info.results)
         if info.gloo and loopback.issuperset(info.gloo) and not is_known:
             usable = [nic.name for nic in info.nics if nic.name in info.probed] or ["the interface between the hosts"]

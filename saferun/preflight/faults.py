@@ -61,12 +61,17 @@ class KnownLinks(Value):
     def is_cut_off(self, nic: str, hosts: Collection[int], others: Sequence[str]) -> bool:
         """Whether the ranks cannot work without what does not come through over an interface.
 
+        Ranks that would use another one, which was not tried, may reach each other over that.
+
         Args:
             nic: the interface.
             hosts: whose ranks these are.
             others: the interfaces that do come through.
         """
-        return self.is_certain(nic, hosts) or (not others and any(self.uses[host].connects for host in hosts))
+        if self.is_certain(nic, hosts):
+            return True
+        uses = [self.uses[host] for host in hosts]
+        return not others and any(one.connects and one.certain and one.certain <= self.columns.keys() for one in uses)
 
     def is_used(self, nic: str, hosts: Iterable[int]) -> bool:
         """Whether they may use it."""

@@ -30,6 +30,8 @@ from saferun.preflight.results import CheckResult
 
 _CLASS = "network_interface"
 _MOST_SHOWN = 6
+# They have an address only where somebody has set it up: for a routing protocol to announce, or at a tunnel's end.
+_GIVEN_ON_PURPOSE = ("dummy", "gre", "ip6gre")
 
 
 def check_interfaces(context: CheckContext) -> CheckResult:
@@ -175,7 +177,8 @@ def _judge_reach(context: CheckContext, gloo: Choice, nccl: Choice, nics: Sequen
     if gloo.rule == GLOO_IFNAME and is_loopback(gloo.addresses[0]):
         message = f"{GLOO_IFNAME} names {gloo.names[0]}, which leads to no other host"
         return _warning(message, hint)._replace(verdict=_verdict(context))
-    if is_decoy(gloo.names[0]) and not context.nics:
+    is_meant = gloo.rule != GLOO_IFNAME and gloo.names[0].startswith(_GIVEN_ON_PURPOSE)
+    if is_decoy(gloo.names[0]) and not (is_meant or context.nics):
         why = f"{GLOO_IFNAME} names it" if gloo.rule == GLOO_IFNAME else f"its own name resolves to {gloo.addresses[0]}"
         message = (
             f"gloo would use {gloo.names[0]} ({why}), which belongs to containers or virtual machines of this host"

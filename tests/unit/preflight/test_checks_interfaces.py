@@ -399,6 +399,15 @@ def test_a_decoy_that_gloo_would_take_is_told_where_there_are_others(monkeypatch
     assert check(monkeypatch, CLUSTER, {"GLOO_SOCKET_IFNAME": "docker0"}).verdict == "warn"
 
 
+@pytest.mark.parametrize(("name", "kind"), [("dummy0", "virtual"), ("gre1", "tunnel")])
+def test_an_address_that_was_given_to_the_host_s_own_name_is_no_container_s(
+    monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    """A routing protocol announces it, or a tunnel leads to it."""
+    nics = (*CLUSTER, Nic(name, ("10.99.0.1",), kind=kind))
+    assert check(monkeypatch, nics, own=("10.99.0.1",)).verdict == "ok"
+
+
 def test_loopback_that_a_variable_names_leads_to_no_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
     result = check(monkeypatch, CLUSTER, {"GLOO_SOCKET_IFNAME": "lo"})
     assert (result.verdict, result.message) == ("fail", "GLOO_SOCKET_IFNAME names lo, which leads to no other host")
@@ -453,6 +462,15 @@ def test_loopback_between_hosts_is_told_of_those_that_have_it() -> None:
     assert [(result.host, result.verdict) for result in results] == [("node0", "fail")]
     assert "--nic eth0" in results[0].hint
     assert [result.verdict for result in loopback_between(infos)] == ["warn"], "nobody may ask gloo"
+
+
+def test_an_address_on_loopback_that_is_announced_to_others_is_reached() -> None:
+    """Hosts of a routed network have the address of their name there, and each port is but a way to it."""
+    infos = {}
+    for number in range(2):
+        routed = LO._replace(addresses=("127.0.0.1", f"10.99.0.{number}"))
+        infos[number] = info(f"node{number}", (routed, *other(CLUSTER[1:], number)), ("lo",), backend="gloo")
+    assert loopback_between(infos) == ()
 
 
 def test_several_saferuns_of_one_machine_meet_on_loopback() -> None:

@@ -34,6 +34,18 @@ def test_an_interface_that_no_rank_needs_is_a_warning(hosts: int) -> None:
     assert [line.split(":")[0] for line in lines(verdict)] == ["warn node1"]
 
 
+@pytest.mark.parametrize("gloo", [("gre1",), ("lo",), ()])
+def test_a_host_whose_ranks_use_what_was_not_tried_is_not_known_to_be_cut_off(gloo: tuple[str, ...]) -> None:
+    """A tunnel, an address that a routing protocol announces: between hosts it may be the only way."""
+    infos = {}
+    for host, info in infos_of(4).items():
+        routed = Nic("lo", ("127.0.0.1", f"10.99.0.{host}"), kind="loopback")
+        infos[host] = info._replace(gloo=gloo, probed=("eth0",), nics=(routed, *info.nics))
+    for fits in ({"nic": "eth0"}, {"touching": 1}, {"source": 0, "target": 1}):
+        verdict = judged(infos, probes_of(4, ("eth0",), where(**fits, kind="timeout")))  # type: ignore[arg-type]
+        assert [line.split()[0] for line in lines(verdict)] == ["warn"]
+
+
 def test_an_interface_that_the_ranks_are_told_to_use_is_a_failure() -> None:
     probes = probes_of(4, ("eth1",), where(touching=1, nic="eth1", kind="timeout"))
     verdict = judged(infos_of(4), probes, nics=("eth1",))
