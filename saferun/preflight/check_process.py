@@ -167,6 +167,7 @@ class HostChecks(PartBase):
     def _lose(self, message: str) -> None:
         """The process can say no more: what it has found so far counts."""
         self.close()
+        self.endpoint = ""  # nothing listens there any more
         self._warn(f"preflight checks: {message}")
         self._done()
         self._probed("")

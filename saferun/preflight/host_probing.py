@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _PROBE_S = 12.0
 _OTHERS_S = 5.0
 
+_LOST = '{"lost": true}'
+"""What a host hands in whose check process has ended, so that nothing listens there any more; no list of probes."""
+
 Endpoints = Sequence[tuple[int, str, str]]
 """Whom to probe: host number, name, and where, encoded."""
 
@@ -68,7 +71,7 @@ class HostProbing:
 
     def _probe_from_here(self, endpoints: Endpoints) -> None:
         if endpoints:
-            self._own.probe(self._job.host, endpoints, _PROBE_S, self._probed)
+            self._own.probe(self._job.host, endpoints, _PROBE_S, lambda text: self._probed(text or _LOST))
         else:
             self._probed("")
 
@@ -157,7 +160,9 @@ class LeaderProbing(HostProbing):
         self._judge()
 
     def _take(self, text: str, host: int) -> None:
-        if text:
+        if text == _LOST:
+            self._missing.setdefault(host, "its check process ended")
+        elif text:
             from saferun.preflight.host_messages import decode_probes
 
             self._probes += decode_probes(text, host)

@@ -74,6 +74,8 @@ _KINDS = {
     errno.EACCES: ("no_route", "this host's own firewall forbids it"),
     errno.EPERM: ("no_route", "this host's own firewall forbids it"),
 }
+# This host itself has no room, for a descriptor or for packets.
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class _Route(Value):
@@ -102,16 +104,24 @@ def probe_all(source: int, targets: Sequence[ProbeTarget], nics: Sequence[Nic], 
         source: the number of this host.
         targets: the hosts; where one of them is this host itself, that is tried too.
         nics: this host's interfaces.
-        deadline: in monotonic seconds. Routes of which nothing is known by then are left out.
+        deadline: in monotonic seconds. Routes of which nothing is known by then are left out, and those for which this
+            host has no room itself.
 
     Returns:
         One for each route, in order.
     """
     routes = [_Route(target, nic, address) for target in targets for nic, address in target.endpoint.routes]
     prober = _Prober(source, routes, nics, deadline)
-    threads = [threading.Thread(target=prober.work, daemon=True) for _ in range(min(len(routes), _THREADS))]
-    for thread in threads:
-        thread.start()
+    threads: list[threading.Thread] = []
+    for _ in range(min(len(routes), _THREADS)):
+        thread = threading.Thread(target=prober.work, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # there can be no more
+            break
+        threads.append(thread)
+    if not threads:
+        prober.work()
     for thread in threads:
         # Each keeps to the deadline itself.
         thread.join(max(deadline - time.monotonic(), 0.0) + _PAUSE_S)
@@ -152,6 +162,10 @@ class _Prober:
             except _Failed as failed:
                 result = result._replace(kind=failed.kind, message=failed.message)
             except OSError as error:
+                if error.errno in _SHORTAGES:
+                    self.found.pop(route, None)  # only what fails twice is believed
+                    time.sleep(_PAUSE_S)
+                    continue
                 result = result._replace(kind="broken", message=_strerror(error))
             result = self._recognised(result)
             if result.kind == "ok":
@@ -220,6 +234,8 @@ def _dial(route: _Route, own: str, from_nic: str, deadline: float) -> socket.soc
         raise _Failed("refused", f"{route.target.endpoint.port} is no port") from None
     except OSError as error:
         connection.close()
+        if error.errno in _SHORTAGES:
+            raise
         raise _why(error, route.address, time.monotonic() - asked_at) from None
     return connection
 
@@ -286,6 +302,8 @@ class _Conversation:
                 raise _Failed("timeout", "the connection is accepted, and then nothing comes through") from None
             raise _Failed("silent", "the connection is accepted, but no data is received") from None
         except OSError as error:
+            if error.errno in _SHORTAGES:
+                raise
             raise _Failed("stranger", f"the connection is accepted, then {_strerror(error)}") from None
         took_s = time.monotonic() - began_at
         theirs = read_welcome(answer, self._token, nonce)
