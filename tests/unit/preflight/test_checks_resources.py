@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,18 @@ def test_what_a_check_answers_gets_its_name(check: Check, tmp_path: Path) -> Non
 @pytest.mark.parametrize("line", ["", "-", "- tmpfs", "1 2 - tmpfs", "22 1 0:5 / /dev/shm rw -", "22 1 0:5 / - tmpfs"])
 def test_a_line_of_mountinfo_that_is_cut_short_is_no_mount(line: str) -> None:
     assert parse_mounts(f"{line}\n22 1 0:5 / /a\\040b rw shared:1 - tmpfs tmpfs rw") == [("/a b", "tmpfs")]
+
+
+def test_where_no_other_thread_can_be_started_the_checks_are_made_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many processes there may be is one of them, and threads count."""
+
+    def start(_thread: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    found: list[CheckResult] = []
+    checks = [Check(name, lambda _context: CheckResult("", "ok", "well")) for name in ("a", "b")]
+    run_checks(checks, Root(tmp_path).context(), found.append)
+    assert [(result.name, result.verdict) for result in found] == [("a", "ok"), ("b", "ok")]
