@@ -54,7 +54,7 @@ class HostInfo(Value):
         versions: of torch, nccl, cuda, hip, driver, python, saferun …; what is not there is left out.
         script: hash of the training script; empty: there is no file.
         environ: relevant variables and their values; those of secrets and of what differs by nature are left out.
-        names: what names resolve to here, each with its addresses behind it; none: unknown.
+        names: what names resolve to here, each with its addresses behind it, the host's own name first; none: unknown.
         results: what this host's own checks found, the good results left out.
         backend: ``gloo`` or ``nccl`` where the ranks are certain to use it; empty: unknown.
         launch: user and script, where other jobs may look for their master at the same address; else empty.

@@ -224,14 +224,20 @@ def _apart(seconds: float) -> str:
 
 
 def _name_results(infos: Mapping[int, HostInfo]) -> list[CheckResult]:
-    """Names that lead to another host from some hosts. Two addresses of one host are not reported: it has them both."""
+    """Names that lead to another host from some hosts. Two addresses of one host are not reported: it has them both.
+
+    Nor is a name that several hosts have, as containers of one image do, and that leads each of them to itself.
+    """
     owners: dict[str, set[int]] = {}
     for host, info in infos.items():
         for nic in info.nics:
             for address in nic.addresses:
                 owners.setdefault(address, set()).add(host)
     results: list[CheckResult] = []
+    shared = _shared_names(infos)
     for name, known in sorted(_answers(infos).items()):
+        if name in shared:
+            continue
         # What most hosts get, of two hosts what one of them has; and all that belongs to the same hosts.
         counts = Counter(address for addresses in known.values() for address in addresses)
         common = max(sorted(counts), key=lambda address: (counts[address], address in owners))
@@ -245,6 +251,16 @@ def _name_results(infos: Mapping[int, HostInfo]) -> list[CheckResult]:
             hint = f"make {name} resolve alike on all hosts: /etc/hosts and the name servers of {label_of(infos, host)}"
             results.append(CheckResult("names", "warn", message, hint, host=label_of(infos, host)))
     return results[:_MOST_REPORTED]
+
+
+def _shared_names(infos: Mapping[int, HostInfo]) -> set[str]:
+    """The names that are those of several hosts, and lead each to itself, as gloo needs it."""
+    counts: Counter[str] = Counter()
+    for info in infos.values():
+        own = {address for nic in info.nics for address in nic.addresses}
+        for name, *addresses in info.names[:1]:  # its own name is the first
+            counts[name] += any(address in own and not is_loopback(address) for address in addresses)
+    return {name for name, count in counts.items() if count >= _SEVERAL}
 
 
 def _answers(infos: Mapping[int, HostInfo]) -> dict[str, dict[int, tuple[str, ...]]]:

@@ -329,6 +329,12 @@ def test_a_driver_that_is_too_old_for_torch_is_told(root: Root) -> None:
     assert check_gpus(launch(root), nvml=Nvml(Gpu(), Gpu(), cuda=13010)).verdict == "ok"
 
 
+def test_the_torch_of_saferuns_own_python_says_nothing_of_the_jobs_on_a_host(root: Root) -> None:
+    """Each node of a cluster would be taken out of service for it."""
+    result = check_gpus(launch(root, is_of_host=True), nvml=Nvml(Gpu(), Gpu(), cuda=12040))
+    assert result.verdict == "ok"
+
+
 def test_a_newer_driver_library_that_is_brought_along_serves_torch(root: Root) -> None:
     nvml = Nvml(Gpu(), Gpu(), cuda=12040)
     environ = {"LD_LIBRARY_PATH": "/usr/local/cuda-13.0/compat:/lib"}

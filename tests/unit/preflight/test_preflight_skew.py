@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from saferun.preflight.results import CheckResult, HostInfo, Pairs
-from tests.unit.preflight.preflight_samples import VERSIONS, infos_of, judged, lines, probes_of, told, where
+from tests.unit.preflight.preflight_samples import VERSIONS, address_of, infos_of, judged, lines, probes_of, told, where
 
 
 def changed(pairs: Pairs, name: str, value: str | None) -> Pairs:
@@ -145,6 +145,16 @@ def test_two_addresses_of_one_host_are_one_host() -> None:
     infos[2] = infos[2]._replace(names=(("node0", "10.1.0.1"),))
     infos[0] = infos[0]._replace(names=(("node0", "127.0.1.1"),))
     assert found(infos) == []
+
+
+def test_a_name_that_all_containers_have_leads_each_to_itself() -> None:
+    """Gloo needs it so: resolved alike on all hosts, it would lead all but one to another host."""
+    infos = infos_of(4)
+    for host, info in infos.items():
+        infos[host] = info._replace(names=(("trainer", address_of(host, "eth0")), *info.names))
+    assert found(infos) == []
+    infos[2] = infos[2]._replace(names=(infos[2].names[0], ("node0", address_of(2, "eth0"))))
+    assert found(infos) == ["warn node2: node0 is 10.0.0.3 there, for the others it is 10.0.0.1"], "it is another's"
 
 
 def test_what_a_host_found_at_home_is_told_with_its_name_and_the_worst_first() -> None:
