@@ -47,7 +47,7 @@ class Blame(Value):
     Attributes:
         kind: ``alone`` (several units: none of all works alone); ``unit``: it fails with whomever it is tried;
             ``pair``: two that each work with others; ``parted``: units that do not work with ``others``, though each
-            side works; ``nobody``: no two work together; ``together``: nothing smaller fails; ``untried``: they failed
+            side works; ``no_pair``: no two work together; ``together``: nothing smaller fails; ``untried``: they failed
             in every set, and too few work to try each with one of these.
         units: whom it is about.
         others: ``unit``: with whom it failed; ``parted``: the other side.

@@ -61,7 +61,7 @@ class FailingSet(Value):
         kind: ``gpu`` (alone), ``gpus`` (several of one host, together), ``host`` (alone, over loopback too),
             ``interface`` (the host alone works over loopback and not over it), ``network`` (the host alone works, and
             fails with others), ``pair`` (of hosts, each of which works with others), ``parted`` (two parts of the job
-            that do not reach each other), ``nobody`` (no two work together), ``together`` (nothing smaller than all
+            that do not reach each other), ``no_pair`` (no two work together), ``together`` (nothing smaller than all
             of these fails).
         members: its members.
         interface: over which it failed; ``lo`` where the network has nothing to do with it.

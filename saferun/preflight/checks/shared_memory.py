@@ -42,6 +42,9 @@ def check_shared_memory(context: CheckContext) -> CheckResult:
         ("mount", kind or "none"),
         *((("free_inodes", str(status.f_favail)),) if status.f_files else ()),
     )
+    if status.f_flag & os.ST_RDONLY:
+        message = f"{_SHM} is mounted read-only"
+        return warning(message, "mount it read-write, with mode 1777", facts, class_name="shared_memory_exhausted")
     if not os.access(path, os.W_OK | os.X_OK):
         message = f"this user cannot write to {_SHM}"
         return warning(message, "mount it with mode 1777", facts, class_name="shared_memory_exhausted")

@@ -30,11 +30,11 @@ def root(tmp_path: Path) -> Root:
 
 
 def _file_system(
-    monkeypatch: pytest.MonkeyPatch, size: int, free: int, *, files: int = 1000, free_files: int = 900
+    monkeypatch: pytest.MonkeyPatch, size: int, free: int, *, files: int = 1000, free_files: int = 900, flag: int = 0
 ) -> None:
     """Every file system has this size."""
     state = SimpleNamespace(
-        f_blocks=size // 4096, f_bavail=free // 4096, f_frsize=4096, f_files=files, f_favail=free_files
+        f_blocks=size // 4096, f_bavail=free // 4096, f_frsize=4096, f_files=files, f_favail=free_files, f_flag=flag
     )
     monkeypatch.setattr(os, "statvfs", lambda path: state if path else None)
 
@@ -82,6 +82,17 @@ def test_full_shared_memory_is_told_with_the_largest_file(
     result = check_shared_memory(root.context())
     assert (result.verdict, result.message) == ("warn", "/dev/shm is full: 2 MiB of 8 GiB free")
     assert "nccl-Xa81bQ" in result.hint
+
+
+def test_shared_memory_that_is_mounted_read_only_is_told_so(
+    root: Root, shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mode may be right."""
+    assert shm.is_dir()
+    _file_system(monkeypatch, 8 * GIB, 8 * GIB, flag=os.ST_RDONLY)
+    result = check_shared_memory(root.context())
+    assert (result.verdict, result.message) == ("warn", "/dev/shm is mounted read-only")
+    assert "read-write" in result.hint
 
 
 def test_shared_memory_without_inodes_is_full(root: Root, shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
