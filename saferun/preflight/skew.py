@@ -258,8 +258,9 @@ def _shared_names(infos: Mapping[int, HostInfo]) -> set[str]:
     counts: Counter[str] = Counter()
     for info in infos.values():
         own = {address for nic in info.nics for address in nic.addresses}
-        for name, *addresses in info.names[:1]:  # its own name is the first
-            counts[name] += any(address in own and not is_loopback(address) for address in addresses)
+        for answer in info.names[:1]:  # its own name is the first
+            if any(address in own and not is_loopback(address) for address in answer[1:]):
+                counts[answer[0]] += 1
     return {name for name, count in counts.items() if count >= _SEVERAL}
 
 

@@ -202,7 +202,7 @@ def _driver_faults(context: CheckContext, content: JsonObject, cuda: str) -> Ite
         yield _Fault(f"the GPUs' driver does not answer ({stuck})", hint)
     runtime = str(content.get("runtime", "")).removeprefix("CUDA ")
     served, wanted = numbers_of(runtime)[:1], numbers_of(cuda)[:1]
-    # Without a launch the torch is that of saferun's own Python, and says nothing of the jobs on this host.
+    # Without a launch the torch is that of saferun's own Python, and the jobs on this host may have others.
     is_older = bool(served and wanted and served < wanted) and not context.is_of_host
     if is_older and not _has_forward_compatibility(context):
         message = f"the driver serves CUDA {runtime}, and torch is built for CUDA {cuda}: it will see no GPU"

@@ -30,7 +30,7 @@ from saferun.preflight.results import CheckResult
 
 _CLASS = "network_interface"
 _MOST_SHOWN = 6
-# They have an address only where somebody has set it up: for a routing protocol to announce, or at a tunnel's end.
+# They only have an address that was set up for them: for a routing protocol to announce, or at a tunnel's end.
 _GIVEN_ON_PURPOSE = ("dummy", "gre", "ip6gre")
 
 

@@ -123,7 +123,7 @@ def test_a_host_without_another_thread_takes_no_part_in_the_probes(
     def start(_thread: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(server.threading.Thread, "start", start)
+    monkeypatch.setattr(threading.Thread, "start", start)
     side = server._HostSide(context(tmp_path))
     side.begin()
     info, endpoint = side.finish([])

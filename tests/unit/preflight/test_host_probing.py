@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from saferun.cluster.job_values import Assignment
-from saferun.cluster.join_messages import HostInfoText, Peer
+from saferun.cluster.join_messages import HostInfoText, Peer, ProbeTarget
 from saferun.linux.poller import Poller
 from saferun.model import Placement
 from saferun.preflight.check_process import HostChecks
@@ -24,7 +24,7 @@ HOSTS = 4
 def assignment(*, leads: bool, probes: bool = True) -> Assignment:
     placement = Placement(0, HOSTS, HOSTS, 1, (), "node0", 29500, "job", restarts=0)
     infos = tuple(HostInfoText(encode_host_info(info), "") for info in infos_of(HOSTS).values())
-    endpoints = ((1, "node1", "there"),) if probes else ()
+    endpoints = (ProbeTarget(1, "node1", "there"),) if probes else ()
     return Assignment(
         placement,
         0,
@@ -59,14 +59,16 @@ def judged(found: Sequence[Probe], *lost: int) -> Preflight:
     texts = {host: encode_probes([probe for probe in found if probe.source == host]) for host in range(HOSTS)}
     chunks = [SimpleNamespace(host=host, evidence=shared("" if host in lost else texts[host])) for host in (1, 2, 3)]
     verdicts: list[Preflight] = []
+    leaders: list[LeaderProbing] = []
     job: Any = SimpleNamespace(
         host=0,
         peers={host: Peer(host, f"node{host}", (), host, 1) for host in range(HOSTS)},
         collect=lambda _name, _s, on_chunks, *, hosts: hosts and on_chunks(chunks),
-        broadcast_preflight=lambda message: probing.probe_again(()) if message["again"] else None,
+        broadcast_preflight=lambda message: leaders[0].probe_again(()) if message["again"] else None,
     )
     own = checks("" if 0 in lost else texts[0])
     probing = LeaderProbing(assignment(leads=True), own, job, nics=(), on_judged=verdicts.append)
+    leaders.append(probing)
     probing.begin()
     return verdicts[0]
 

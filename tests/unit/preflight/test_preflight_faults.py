@@ -42,7 +42,7 @@ def test_a_host_whose_ranks_use_what_was_not_tried_is_not_known_to_be_cut_off(gl
         routed = Nic("lo", ("127.0.0.1", f"10.99.0.{host}"), kind="loopback")
         infos[host] = info._replace(gloo=gloo, probed=("eth0",), nics=(routed, *info.nics))
     for fits in ({"nic": "eth0"}, {"touching": 1}, {"source": 0, "target": 1}):
-        verdict = judged(infos, probes_of(4, ("eth0",), where(**fits, kind="timeout")))  # type: ignore[arg-type]
+        verdict = judged(infos, probes_of(4, ("eth0",), where(**fits, kind="timeout")))
         assert [line.split()[0] for line in lines(verdict)] == ["warn"]
 
 

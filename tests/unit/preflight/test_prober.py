@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any, Self
@@ -48,7 +50,7 @@ class Socket:
 
 
 def found(monkeypatch: pytest.MonkeyPatch, stage: str, number: int) -> list[Probe]:
-    monkeypatch.setattr(prober.socket, "socket", lambda *_: Socket(stage, number))
+    monkeypatch.setattr(socket, "socket", lambda *_: Socket(stage, number))
     return probe_all(0, [ProbeTarget(1, "node1", ENDPOINT)], NICS, time.monotonic() + 5)
 
 
@@ -69,7 +71,7 @@ def test_what_the_network_says_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_shortage_that_passes_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the second try finds counts."""
     numbers = iter([errno.EMFILE, errno.ECONNREFUSED])
-    monkeypatch.setattr(prober.socket, "socket", lambda *_: Socket("connect", next(numbers)))
+    monkeypatch.setattr(socket, "socket", lambda *_: Socket("connect", next(numbers)))
     endpoint = ENDPOINT._replace(routes=ENDPOINT.routes[:1])
     (probe,) = probe_all(0, [ProbeTarget(1, "node1", endpoint)], NICS, time.monotonic() + 5)
     assert probe.kind == "refused"
@@ -81,13 +83,13 @@ def test_a_host_without_more_threads_probes_with_those_that_it_has(
 ) -> None:
     left = [True] * threads
 
-    class Thread(prober.threading.Thread):
+    class Thread(threading.Thread):
         def start(self) -> None:
             if not left:
                 raise RuntimeError("can't start new thread")
             left.pop()
             super().start()
 
-    stand_in = SimpleNamespace(Thread=Thread, Lock=prober.threading.Lock)
+    stand_in = SimpleNamespace(Thread=Thread, Lock=threading.Lock)
     monkeypatch.setattr(prober, "threading", stand_in)
     assert len(found(monkeypatch, "connect", errno.ECONNREFUSED)) == 2
