@@ -16,6 +16,7 @@ from saferun.launch.attempt_record import AttemptRecord, InvestigationContext
 from saferun.launch.non_finite import NonFiniteWarning
 from saferun.model import RANKS_HELD, RANKS_QUIET, RANKS_RUN
 from saferun.supervisor.events import HangSuspected
+from saferun.supervisor.machine import State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -154,13 +155,17 @@ class HangWatch:
         self._step_notes = StepNotes(self._context, now)
 
     def _is_held(self) -> bool:
-        """Whether a user holds a rank up: in a debugger of another shell, or at a prompt."""
+        """Whether a user holds a rank up, in a debugger of another shell or at a prompt; or no verdict is of use yet."""
         terminals = self._context.launch.terminals
         # Always called, also while something else holds a rank: it notices when a rank no longer asks.
         is_asking = terminals is not None and bool(
             self._context.launch.guarded("see whether a rank waits for input", terminals.are_asking)
         )
-        return is_asking or bool(self._holders - {KEYBOARD})
+        return is_asking or bool(self._holders - {KEYBOARD}) or self._awaits_programs()
+
+    def _awaits_programs(self) -> bool:
+        """Whether a rank has not become its program: ``ExecWait`` warns, and the supervisor would ignore a verdict."""
+        return self._context.launch.supervisor.state is State.STARTING
 
     def hold(self, holder: str, is_held: bool) -> None:  # noqa: FBT001 - the name says what it is
         """A user begins, or ceases, to hold a rank up. Meanwhile ranks are not compared, as the others wait for it.
@@ -334,6 +339,10 @@ class JobHangWatch(HangWatch):
         self._report_quiet_at: float | None = None  # after a hold: when quiet ranks have had time to move
 
     # ---------------------------------------------------------------------------------------------------- on each host
+
+    def _awaits_programs(self) -> bool:
+        """The ranks of other hosts wait for such a rank, and those hosts capture; here the watch goes on."""
+        return False
 
     def _take_verdict(self, verdict: HangVerdict) -> None:
         """Nothing moves on this host."""

@@ -75,7 +75,7 @@ class RankMonitor:
         examiner: dumps the stacks of suspects and inspects quiet ranks; None: neither is done.
         store_port: of the job's store; 0: unknown.
         addresses: of other hosts of the job, as far as they are known.
-        is_held: whether a rank waits for what a user types.
+        is_held: whether a rank waits for what a user types, or is still being started.
     """
 
     def __init__(

@@ -84,7 +84,7 @@ class RankSample(Value):
 class JobSample(Value):
     """All ranks of this host that live. ``at`` is in monotonic seconds, ``planned_s`` is the planned interval.
 
-    ``is_held``: a rank waits for what a user types, and the others may wait for it.
+    ``is_held``: a rank waits for what a user types, or is still being started, and the others may wait for it.
     """
 
     at: float
