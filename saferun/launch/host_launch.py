@@ -195,6 +195,7 @@ class HostLaunch:
             actions.SignalRanks: self._signal_ranks,
             actions.SweepOrphans: ranks.sweep,
             actions.Diagnose: attempt_end.diagnose,
+            actions.HurryDiagnosis: context.investigation.hurry_diagnosis,
             actions.ReportFailure: attempt_end.report_failure,
             actions.BroadcastAbort: attempt_end.broadcast_abort,
             actions.BroadcastCause: attempt_end.broadcast_cause,

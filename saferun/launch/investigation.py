@@ -18,7 +18,15 @@ from saferun.launch.launch_context import LaunchContext
 from saferun.launch.rank_group import RankGroup
 from saferun.launch.rank_hook import RankHook
 from saferun.linux.helper import PartBase
-from saferun.supervisor.actions import AwaitCause, CaptureEvidence, Diagnose, ReportDecision, ReportFailure, ReportHang
+from saferun.supervisor.actions import (
+    AwaitCause,
+    CaptureEvidence,
+    Diagnose,
+    HurryDiagnosis,
+    ReportDecision,
+    ReportFailure,
+    ReportHang,
+)
 from saferun.supervisor.events import CauseShown, Diagnosed, EvidenceCaptured
 
 TYPE_CHECKING = False
@@ -224,6 +232,12 @@ class Investigation(PartBase):
         if not self._launch.succeeds("find the cause", self._begin_diagnosis, action):
             diagnosis = self._record.undiagnosed(action)
             self._context.post(Diagnosed(time.monotonic(), action.attempt, diagnosis))
+
+    def hurry_diagnosis(self, action: HurryDiagnosis) -> None:
+        """A signal came meanwhile: what dead ranks left is not read to the end."""
+        running = self._record.running
+        if running is not None:
+            running.deadline = min(running.deadline, time.monotonic() + action.within_s)
 
     def await_cause(self, action: AwaitCause) -> None:
         """A victim has failed: see whether one of these ranks shows the cause; the answer is CauseShown."""

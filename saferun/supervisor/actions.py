@@ -195,6 +195,13 @@ class Undiagnosed(Value):
     lost_peers: tuple[()] = ()
 
 
+class HurryDiagnosis(Value):
+    """What dead ranks left is read for ``within_s`` more at most; Diagnosed then comes without the rest."""
+
+    attempt: int
+    within_s: float
+
+
 class ReportFailure(Value):
     """Report why the attempt failed, and what happens next.
 
@@ -326,6 +333,7 @@ Action = (
     | ServeStore
     | CaptureEvidence
     | AwaitCause
+    | HurryDiagnosis
     | ReportHang
     | SignalRanks
     | SweepOrphans

@@ -93,6 +93,7 @@ class Stopping:
         self.late_signal: SignalReceived | None = None  # came while those were waited for; obeyed after the sweep
         self.obey_at: float | None = None  # when that signal ends the job, if it is not done by then
         self.abandoned: tuple[int, ...] = ()  # ranks that SIGKILL did not end
+        self.is_hurried = False  # a signal came during the diagnosis
 
 
 class OtherHosts:
@@ -102,6 +103,7 @@ class OtherHosts:
         self.may_leave = False  # the job can go on without this host
         self.is_announced = False  # all hosts know that the attempt is to end
         self.announced_signum = 0  # because of a signal to one of them
+        self.culprits: tuple[int, ...] = ()  # local ranks that the leader blames for the hang that ends the attempt
         self.cause_wanted = False  # a victim failed on some host; a host that finds the cause announces it
         self.is_stopped = False  # the user or the scheduler stopped the job on some host
         self.unreachable = ""  # the hosts that are, and how, while the job goes on

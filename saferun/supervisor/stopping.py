@@ -15,6 +15,7 @@ from saferun.model import signal_name
 from saferun.supervisor.actions import (
     Action,
     CaptureEvidence,
+    HurryDiagnosis,
     NotifyDone,
     PrintLine,
     ReportRestart,
@@ -44,6 +45,10 @@ _HUNG_S = 10.0
 # Two SIGINT within this time are one Ctrl-C.
 _SAME_CTRL_C_S = 0.5
 FIRST_CAPTURE_S = 2.0
+# At a signal, cores are read for so long, and this much later the report is written with what is known. Flux sends
+# SIGKILL 5 s after SIGTERM.
+_HURRIED_CAPTURE_S = 3.0
+_HURRIED_S = 1.0
 # Ranks that were working get the signal at once, and are captured if they are still there after this part of their
 # grace. The capture ends before they are killed.
 _LATE_CAPTURE = 0.5
@@ -265,17 +270,12 @@ def on_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
     announced = _obey_signal(launch, event)
     if launch.state in {State.WAITING, State.PROBING}:
         return [*announced, *diagnose(launch, event.at)]
-    count, grace_s = len(launch.attempt.running), launch.limits.grace_s
-    placement = launch.attempt.placement
-    on_host = f" on {placement.host}" if placement is not None and placement.host else ""
-    line = f"{on_host}: stopping {ranks_count(count)}, SIGKILL follows in {grace_s:g} s"
     if event.signum == signal.SIGINT:
-        line += " or at the next Ctrl-C"
         # A user at the keyboard wants an end: this is the only signal that does not wait for evidence.
-        return [_signal_line(event, line), *announced, *stop(launch, event.at, event.signum)]
-    if event.idle_s >= _HUNG_S:
-        line += f"; no sign of progress for {event.idle_s:.0f} s, so their stacks are captured first"
-    return [_signal_line(event, line), *announced, *stop_as_asked(launch, event.at, event.signum, event.idle_s)]
+        return [_stopping_line(launch, event), *announced, *stop(launch, event.at, event.signum)]
+    why = f"; no sign of progress for {event.idle_s:.0f} s, so their stacks are captured first"
+    line = _stopping_line(launch, event, why if event.idle_s >= _HUNG_S else "")
+    return [line, *announced, *stop_as_asked(launch, event.at, event.signum, event.idle_s)]
 
 
 def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list[Action]:
@@ -284,18 +284,23 @@ def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list
     A second Ctrl-C, or one while saferun is stopping the ranks already, ends their grace. A wrapper that passes on the
     SIGINT which the terminal has sent to all processes makes two of one, though, at the same moment.
     """
-    attempt, stopping = launch.attempt, launch.attempt.stopping
-    by_keyboard = event.signum == signal.SIGINT and launch.state is not State.DIAGNOSING
+    attempt, stopping, by_keyboard = launch.attempt, launch.attempt.stopping, event.signum == signal.SIGINT
     if launch.stop_signum is not None:
-        is_same = launch.interrupted_at is not None and event.at - launch.interrupted_at < _SAME_CTRL_C_S
-        return _end_grace(launch, event.at) if by_keyboard and not is_same else []
+        if not by_keyboard or (launch.interrupted_at is not None and event.at - launch.interrupted_at < _SAME_CTRL_C_S):
+            return []
+        return _hurry(launch, event) if launch.state is State.DIAGNOSING else _end_grace(launch, event.at)
+    if launch.state is State.DIAGNOSING:
+        return [*_obey_signal(launch, event), *_hurry(launch, event)]
     if launch.state is State.STOPPING and stopping.stage == "sweeping" and attempt.ending is None:
         # Every rank ended well; there is nothing left to stop, but processes that are waited for.
         stopping.late_signal = event
         line = _signal_line(event, ": processes that the ranks left behind are not waited for")
         return [line, *hurried] if (hurried := stop_waiting_for_orphans(launch, event.at)) else []
     had_failed = not isinstance(attempt.ending, Regroup | None)
+    is_hang = launch.state is State.CAPTURING and attempt.verdict is not None and not had_failed
     announced = _obey_signal(launch, event)
+    if is_hang:
+        announced.insert(0, _stopping_line(launch, event, "" if by_keyboard else "; their stacks are captured first"))
     if launch.state is State.CAPTURING and launch.deadline is not None:
         # The time that is left belongs to the ranks.
         launch.enter(State.CAPTURING, min(launch.deadline, event.at + FIRST_CAPTURE_S))
@@ -304,7 +309,7 @@ def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list
         return [*announced, *stop(launch, event.at, event.signum)]
     if not by_keyboard:
         return announced
-    if launch.state is State.CAPTURING and attempt.verdict is not None and not had_failed:
+    if is_hang:
         # CAPTURING -> STOPPING: a user at the keyboard does not want to wait for the capture of a hang.
         return [*announced, *stop(launch, event.at, event.signum)]
     # A launcher sends one Ctrl-C to every host, and another host's report of it may come before the signal itself.
@@ -343,8 +348,34 @@ def _may_be_awaited(launch: LaunchState, event: SignalReceived) -> bool:
 def _end_grace(launch: LaunchState, at: float) -> list[Action]:
     if launch.state is State.STOPPING and launch.attempt.stopping.stage == "sweeping":
         return [SweepOrphans(launch.number, 0.0)]
+    if launch.attempt.stopping.stage == "killed":
+        return []  # a rank that SIGKILL does not end is given up when it was to be
     line = PrintLine(f"SIGINT: killing {ranks_count(len(launch.attempt.running))}", of_signal=True)
     return [line, *_kill(launch, at)]
+
+
+def _hurry(launch: LaunchState, event: SignalReceived) -> list[Action]:
+    """DIAGNOSING: a scheduler's SIGKILL may follow, or a user waits. What is captured by then makes the report.
+
+    On several hosts the phase lasts as long as before: without the leader's decision the other hosts have none, nor
+    has it their evidence.
+    """
+    attempt, stopping = launch.attempt, launch.attempt.stopping
+    if attempt.own_diagnosis is not None:
+        return []  # this host has handed in all it knows
+    within_s = 0.0 if stopping.is_hurried else _HURRIED_CAPTURE_S
+    line = ": finishing the report"
+    if not launch.answers_to_job and launch.deadline is not None:
+        launch.enter(State.DIAGNOSING, min(launch.deadline, event.at + within_s + _HURRIED_S))
+        line = f": the report follows in {within_s + _HURRIED_S:g} s at most"
+    hurried = HurryDiagnosis(launch.number, within_s)
+    if stopping.is_hurried:
+        return [hurried]
+    stopping.is_hurried = True
+    if event.signum == signal.SIGINT:
+        launch.interrupted_at = event.at
+        line += ", or at the next Ctrl-C" if not launch.answers_to_job else ""
+    return [_signal_line(event, line), hurried]
 
 
 def _name(event: SignalReceived) -> str:
@@ -354,6 +385,13 @@ def _name(event: SignalReceived) -> str:
 def _signal_line(event: SignalReceived, text: str) -> PrintLine:
     """What follows from a signal. That of a parent process that has ended came to this host alone."""
     return PrintLine(f"{_name(event)}{text}", of_signal=not event.why)
+
+
+def _stopping_line(launch: LaunchState, event: SignalReceived, more: str = "") -> PrintLine:
+    count, grace_s, placement = len(launch.attempt.running), launch.limits.grace_s, launch.attempt.placement
+    on_host = f" on {placement.host}" if placement is not None and placement.host else ""
+    line = f"{on_host}: stopping {ranks_count(count)}, SIGKILL follows in {grace_s:g} s"
+    return _signal_line(event, f"{line}{' or at the next Ctrl-C' if event.signum == signal.SIGINT else more}")
 
 
 def ranks_count(count: int) -> str:

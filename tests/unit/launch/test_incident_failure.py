@@ -10,7 +10,8 @@ import pytest
 from saferun.evidence.diagnosis_values import Diagnosis
 from saferun.evidence.job_evidence import Evidence
 from saferun.launch.incident_failure import FailureIncident
-from saferun.supervisor.actions import Diagnose
+from saferun.launch.investigation import Investigation
+from saferun.supervisor.actions import Diagnose, HurryDiagnosis
 from saferun.supervisor.ending import Failed
 from saferun.supervisor.events import Diagnosed
 from saferun.supervisor.machine import State
@@ -77,3 +78,17 @@ def test_the_evidence_of_the_others_is_not_diagnosed_where_the_hosts_have_met_ag
     launch.stands = (State.BACKOFF, 0)
     launch.hands_over[0]()
     assert launch.posted == []
+
+
+@pytest.mark.parametrize(("within_s", "expected"), [(3.0, 103.0), (0.0, 100.0), (90.0, 160.0)])
+def test_after_a_signal_cores_are_read_for_seconds(
+    monkeypatch: pytest.MonkeyPatch, within_s: float, expected: float
+) -> None:
+    """What is known by then is diagnosed, before the scheduler's SIGKILL; nothing is ever read for longer."""
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    investigation: Any = Investigation.__new__(Investigation)
+    investigation._record = SimpleNamespace(running=SimpleNamespace(deadline=160.0))
+    investigation.hurry_diagnosis(HurryDiagnosis(0, within_s))
+    assert investigation._record.running.deadline == expected
+    investigation._record.running = None
+    investigation.hurry_diagnosis(HurryDiagnosis(0, within_s))

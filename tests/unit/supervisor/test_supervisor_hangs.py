@@ -11,6 +11,7 @@ from saferun.supervisor.actions import (
     Diagnose,
     Finish,
     JoinHosts,
+    PrintLine,
     ReportFailure,
     ReportHang,
     RunChecks,
@@ -185,13 +186,18 @@ def test_ctrl_c_does_not_wait_for_the_picture_of_a_hang() -> None:
     """Whoever is at the keyboard wants an end."""
     world = running()
     world.hang()
-    assert world.signal(signal.SIGINT) == [SignalRanks(0, (0, 1), signal.SIGINT)]
+    line, act = world.signal(signal.SIGINT)
+    assert act == SignalRanks(0, (0, 1), signal.SIGINT)
+    text = "SIGINT: stopping 2 ranks, SIGKILL follows in 30 s or at the next Ctrl-C"
+    assert line == PrintLine(text, of_signal=True)
 
 
 def test_sigterm_waits_for_the_picture_of_a_hang() -> None:
     """The scheduler gives time, and the picture is what the user wants to find afterwards."""
     world = running()
     world.hang()
+    text = "SIGTERM: stopping 2 ranks, SIGKILL follows in 30 s; their stacks are captured first"
+    assert world.signal(signal.SIGTERM) == [PrintLine(text, of_signal=True)]
     assert world.signal(signal.SIGTERM) == []
     assert captured(world) == [SignalRanks(0, (0, 1), signal.SIGTERM)]
     end_all(world)

@@ -16,6 +16,7 @@ from saferun.supervisor.actions import (
     CaptureEvidence,
     Diagnose,
     Finish,
+    HurryDiagnosis,
     PrintLine,
     ProbeHosts,
     ReportDecision,
@@ -247,6 +248,39 @@ def test_a_hang_is_captured_on_all_hosts_and_acted_upon_by_all(on_hang: str, res
         return
     job.next_attempt()
     assert job.number == 1
+
+
+def test_the_culprits_of_a_hang_leave_cores_on_a_host_that_still_captures_it() -> None:
+    """The leader does not wait for what a slow host captures."""
+    job = started(hang_policy=HangPolicy("stop", abort_culprits=True))
+    host = job.hosts[1]
+    host.deliver(HangSuspected(job.now, 0, HANG))
+    host.deliver(JobAborted(job.now, 0, "hang", "", "node0", culprits=(1,)))
+    assert host.state is State.CAPTURING
+    before = len(host.actions)
+    host.expire()
+    assert host.actions[before:] == [SignalRanks(0, (1,), signal.SIGABRT), SignalRanks(0, (0,), signal.SIGTERM)]
+    job.settle()
+    (diagnose,) = (action for action in host.actions if isinstance(action, Diagnose))
+    assert diagnose.hung
+
+
+def test_a_signal_during_the_diagnosis_leaves_the_other_hosts_their_decision() -> None:
+    """The leader waits for their evidence, and they for what it decides: only what is read here is cut short."""
+    job = started()
+    leader = job.hosts[0]
+    job.hosts[1].exit(FAILED)
+    while leader.state is not State.DIAGNOSING:
+        for host in job.hosts:
+            if host.state is not State.DIAGNOSING:
+                host.take()
+    deadline, before = leader.supervisor.deadline, len(leader.actions)
+    leader.signal(signal.SIGTERM)
+    line = PrintLine("SIGTERM: finishing the report", of_signal=True)
+    assert leader.actions[before:] == [line, HurryDiagnosis(0, 3.0)]
+    assert leader.supervisor.deadline == deadline
+    job.settle()
+    assert codes(job) == [1, 1, 1]
 
 
 @pytest.mark.parametrize("which", [0, 1])

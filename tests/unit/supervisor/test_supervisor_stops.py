@@ -10,7 +10,9 @@ from saferun.supervisor.actions import (
     CaptureEvidence,
     Diagnose,
     Finish,
+    HurryDiagnosis,
     PrintLine,
+    ReportFailure,
     SignalRanks,
     SweepOrphans,
 )
@@ -237,6 +239,66 @@ def test_a_ctrl_c_that_a_wrapper_passes_on_as_well_is_one() -> None:
         assert world.signal(signal.SIGINT) == []
     world.now += 0.3
     assert only(SignalRanks, world.signal(signal.SIGINT)) == SignalRanks(0, (0, 1), signal.SIGKILL)
+
+
+def test_a_third_ctrl_c_does_not_put_off_that_a_rank_is_given_up() -> None:
+    """What SIGKILL does not end (an uninterruptible sleep) was waited for as long as somebody pressed it."""
+    world = running()
+    for _ in range(2):
+        world.signal(signal.SIGINT)
+        world.now += 3.0
+    deadline = world.supervisor.deadline
+    for _ in range(2):
+        assert world.signal(signal.SIGINT) == []
+        world.now += 3.0
+    assert world.supervisor.deadline == deadline
+    world.expire()
+    world.answer_until(State.DIAGNOSING)
+    assert only(Diagnose, world.actions).abandoned == (0, 1)
+
+
+def diagnosing() -> World:
+    """A job of one host, one of whose ranks has failed, while the cause is looked for."""
+    world = running(max_restarts=3)
+    world.exit(0, FAILED)
+    world.answer()
+    world.exit(1, KILLED)
+    world.answer_until(State.DIAGNOSING)
+    return world
+
+
+def test_a_signal_during_the_diagnosis_leaves_it_seconds() -> None:
+    """The scheduler's SIGKILL follows, and cores may take a minute to read: there would be no report."""
+    world = diagnosing()
+    text = "SIGTERM: the report follows in 4 s at most"
+    assert world.signal(signal.SIGTERM) == [PrintLine(text, of_signal=True), HurryDiagnosis(0, 3.0)]
+    assert world.supervisor.deadline == world.now + 4.0
+    world.now += 1.0
+    assert world.signal(signal.SIGTERM) == []
+    assert isinstance(world.expire()[0], ReportFailure)
+    assert world.finish == Finish(1)
+
+
+def test_a_second_ctrl_c_during_the_diagnosis_takes_what_is_there() -> None:
+    """Also where the first one came while the ranks worked: they have ended since."""
+    world = diagnosing()
+    line, _ = world.signal(signal.SIGINT)
+    assert line == PrintLine("SIGINT: the report follows in 4 s at most, or at the next Ctrl-C", of_signal=True)
+    world.now += 0.3
+    assert world.signal(signal.SIGINT) == []  # a wrapper passes it on
+    world.now += 0.7
+    assert world.signal(signal.SIGINT) == [HurryDiagnosis(0, 0.0)]
+    assert world.supervisor.deadline == world.now + 1.0
+    world.expire()
+    assert world.finish == Finish(1)
+
+
+def test_a_signal_never_prolongs_the_diagnosis() -> None:
+    world = diagnosing()
+    assert world.supervisor.deadline is not None
+    world.now = deadline = world.supervisor.deadline - 1.0
+    world.signal(signal.SIGINT)
+    assert world.supervisor.deadline == deadline + 1.0
 
 
 def test_ctrl_c_ends_a_capture() -> None:
