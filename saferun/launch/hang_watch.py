@@ -155,7 +155,7 @@ class HangWatch:
         self._step_notes = StepNotes(self._context, now)
 
     def _is_held(self) -> bool:
-        """Whether a user holds a rank up, in a debugger of another shell or at a prompt; or no verdict is of use yet."""
+        """Whether a user holds a rank up, in a debugger or at a prompt; or no verdict is of use yet."""
         terminals = self._context.launch.terminals
         # Always called, also while something else holds a rank: it notices when a rank no longer asks.
         is_asking = terminals is not None and bool(

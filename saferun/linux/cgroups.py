@@ -189,9 +189,10 @@ def oom_kill_between(
     kills = (after.oom_kills or 0) - (before.oom_kills or 0) if counted else _host_kills(before, after)
     if kills <= 0 and not ours:
         return None
+    if not ours and counted:
+        return _own_kill(before, after, rss_bytes, lines, kills)
     relevant = ours or lines
-    source = "kernel log" if ours else "memory cgroup" if counted else "/proc/vmstat"
-    is_cgroup = relevant[-1].is_cgroup if relevant else counted and after.limit_hits > before.limit_hits
+    is_cgroup = bool(relevant) and relevant[-1].is_cgroup
     limits = [after.limit_bytes, *(line.limit_bytes for line in relevant)]
     return OomKill(
         "cgroup" if is_cgroup else "host",
@@ -199,7 +200,27 @@ def oom_kill_between(
         max((line.rss_bytes for line in relevant), default=0) or rss_bytes,
         tuple(dict.fromkeys(line.pid for line in relevant)),
         max(kills, len(relevant)),
-        source,
+        "kernel log" if ours else "/proc/vmstat",
+    )
+
+
+def _own_kill(before: MemoryState, after: MemoryState, rss_bytes: int, lines: list[OomLine], kills: int) -> OomKill:
+    """What this control group has counted. Which lines are about it is not certain: the log has those of all others.
+
+    In a container its processes have other numbers than in the log.
+    """
+    from saferun.evidence.job_evidence import OomKill  # not needed at start-up
+
+    own = [line for line in lines if line.is_cgroup and line.limit_bytes == after.limit_bytes]
+    last = (own or lines)[-1:]
+    is_cgroup = last[0].is_cgroup if last else after.limit_hits > before.limit_hits
+    return OomKill(
+        "cgroup" if is_cgroup else "host",
+        after.limit_bytes if is_cgroup else after.host_bytes,
+        own[0].rss_bytes if len(own) == kills == 1 else rss_bytes,
+        () if is_cgroup else tuple(dict.fromkeys(line.pid for line in lines if not line.is_cgroup)),
+        kills,
+        "memory cgroup",
     )
 
 

@@ -157,6 +157,38 @@ def test_the_kernel_log_tells_more_than_the_counters() -> None:
     assert (kill.pids, kill.source) == ((1438,), "kernel log")
 
 
+def kill_line(limit_bytes: int, pid: int, rss_bytes: int) -> tuple[str, str]:
+    """The lines about a kill in a control group."""
+    usage = f"memory: usage {limit_bytes >> 10}kB, limit {limit_bytes >> 10}kB, failcnt 12"
+    sizes = f"total-vm:9000000kB, anon-rss:{rss_bytes >> 10}kB, file-rss:0kB, shmem-rss:0kB"
+    return usage, f"Memory cgroup out of memory: Killed process {pid} (python) {sizes}, UID:0 pgtables:200kB"
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_the_limit_of_another_container_is_not_the_own_one(is_last: bool) -> None:
+    """The kernel log has the kills of all containers, and the numbers of their processes are the host's."""
+    other, own = kill_line(GIB, 991, GIB), kill_line(64 * GIB, 88123, 61 * GIB)
+    lines = (*own, *other) if is_last else (*other, *own)
+    kill = oom_kill_between(_state(), _state(oom_kills=1, limit_hits=2), 0, lines, [57])
+    assert kill is not None
+    assert (kill.scope, kill.limit_bytes, kill.rss_bytes) == ("cgroup", 64 * GIB, 61 * GIB)
+    assert (kill.pids, kill.kills, kill.source) == ((), 1, "memory cgroup")
+
+
+def test_of_several_kills_none_is_known_to_be_that_of_the_rank() -> None:
+    lines = (*kill_line(64 * GIB, 88123, 3 * GIB), *kill_line(64 * GIB, 88124, 51 * GIB))
+    kill = oom_kill_between(_state(), _state(oom_kills=2), 7 * GIB, lines, [57])
+    assert kill is not None
+    assert (kill.scope, kill.rss_bytes, kill.pids) == ("cgroup", 7 * GIB, ())
+
+
+def test_a_kill_for_the_memory_of_the_host_keeps_its_process() -> None:
+    """It may be another one of the same user's session: what killed a rank at that time is not known then."""
+    kill = oom_kill_between(_state(), _state(oom_kills=1), 0, HOST_KILL, [57])
+    assert kill is not None
+    assert (kill.scope, kill.limit_bytes, kill.pids) == ("host", 512 * GIB, (99,))
+
+
 # ------------------------------------------------------------------------------------------------------ the hierarchy
 
 
