@@ -18,6 +18,7 @@ from saferun.captures.waiting import HELD_LIMIT, PATH_CALLS, Ends, awaited_child
 from saferun.evidence.wait_evidence import ThreadWait
 from saferun.linux.signals import caught_signals
 from saferun.linux.small_files import list_directory, read_bytes, read_link, read_pairs, read_text
+from saferun.linux.stuck import is_file_system_wait
 from saferun.linux.syscalls import SystemCall, before_restart, descriptor_of, read_syscall
 from saferun.model import Value
 
@@ -36,6 +37,9 @@ _RESTARTED = "restart_syscall"
 _HELD = "ptrace_stop"  # the kernel function in which a thread that is traced stands still
 # What waits for the file system has no descriptor yet.
 _OF_FILE_SYSTEMS = frozenset({"sync", *PATH_CALLS})
+# They write what a file holds back, as an upload to an object store. Their descriptor is gone by then.
+_CLOSES = frozenset({"close", "close_range", "dup2", "dup3", "msync"})
+_UNKNOWN_WCHAN = ("", "0")
 # They return after a signal that has a handler. Of these every rank may have one: Python's, faulthandler's, torch's.
 _FOR_HANDLERS = frozenset({"pause", "rt_sigsuspend"})
 _OF_EVERY_RANK = frozenset(
@@ -127,7 +131,7 @@ class OtherEnds:
         wait = ThreadWait(tid, timed=_is_timed(call))
         if call.name in _SLEEPS:
             return wait._replace(outside=True, timed=True, sleeps=True)
-        if call.name in _OF_FILE_SYSTEMS or call.name in _FROM_ANY_PROCESS:
+        if call.name in _OF_FILE_SYSTEMS or call.name in _FROM_ANY_PROCESS or _is_of_file_system(pid, tid, call):
             return wait._replace(outside=True)
         if call.name in _FOR_HANDLERS:
             return wait._replace(outside=bool(caught_signals(pid) - _OF_EVERY_RANK))
@@ -281,6 +285,17 @@ def _mode_of(pid: int, fd: int) -> int:
         return os.lstat(f"/proc/{pid}/fd/{fd}").st_mode & (_READABLE | _WRITABLE)
     except OSError:
         return 0
+
+
+def _is_of_file_system(pid: int, tid: int, call: SystemCall) -> bool:
+    """Whether a call without a descriptor waits for a file system: it closes or unmaps a file, or has no name here.
+
+    What waits for a socket (SO_LINGER) or a driver in such a call does so in other functions of the kernel.
+    """
+    if descriptor_of(call) is not None:
+        return False
+    wchan = _wchan(pid, tid)
+    return is_file_system_wait(wchan) or (call.name in _CLOSES and wchan in _UNKNOWN_WCHAN)
 
 
 def _is_timed(call: SystemCall) -> bool:

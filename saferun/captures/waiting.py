@@ -28,7 +28,10 @@ _HELD_BY_ALL_LIMIT = 1 << 17
 _HELD_BY_ALL_S = 2.0
 PATH_CALLS = {"open": 0, "openat": 1, "openat2": 1, "creat": 0, "stat": 0, "lstat": 0, "newfstatat": 1, "statx": 1}
 PATH_CALLS |= {"access": 0, "faccessat": 1, "faccessat2": 1, "mkdir": 0, "mkdirat": 1, "unlink": 0, "unlinkat": 1}
-PATH_CALLS |= {"rename": 0, "renameat": 1, "statfs": 0, "truncate": 0, "execve": 0}
+PATH_CALLS |= {"rename": 0, "renameat": 1, "renameat2": 1, "rmdir": 0, "link": 0, "linkat": 1, "symlink": 1}
+PATH_CALLS |= {"symlinkat": 2, "readlink": 0, "readlinkat": 1, "chmod": 0, "fchmodat": 1, "fchmodat2": 1, "utimes": 0}
+PATH_CALLS |= {"utimensat": 1, "setxattr": 0, "getxattr": 0, "lgetxattr": 0, "listxattr": 0, "statfs": 0}
+PATH_CALLS |= {"truncate": 0, "execve": 0}
 """Calls with a path, and the index of that argument."""
 _POLLS = frozenset({"poll", "ppoll", "select", "pselect6"})
 # Kernel functions in which opening a FIFO waits for its other end.

@@ -329,7 +329,9 @@ _FILE_CALLS = frozenset(
     """
         open openat openat2 creat read write pread64 pwrite64 readv writev preadv pwritev fsync fdatasync sync
         syncfs fallocate ftruncate truncate rename renameat unlink unlinkat stat fstat newfstatat statx
-        getdents64 close copy_file_range sendfile mkdir mkdirat
+        getdents64 close copy_file_range sendfile mkdir mkdirat renameat2 rmdir link linkat symlink symlinkat
+        readlink readlinkat chmod fchmodat fchmodat2 utimes utimensat setxattr getxattr lgetxattr listxattr
+        close_range dup2 dup3 msync
     """.split()
 )
 _SOCKET_CALLS = frozenset(

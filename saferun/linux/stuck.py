@@ -20,7 +20,17 @@ _WAITS = (
     (("ext4", "jbd2"), ("ext4", "ext3", "ext2"), "ext4"),
     (("btrfs",), ("btrfs",), "btrfs"),
 )
+# In these any file system waits for what is written to it.
+_PAGES = ("folio_wait", "wait_on_page", "__filemap_fdatawait", "filemap_fdatawait")
+# The server of a FUSE file system waits there for requests, and the driver of a network has the other name.
+_OTHERS = ("fuse_dev", "cxi_")
 _DELETED = " (deleted)"
+
+
+def is_file_system_wait(wchan: str) -> bool:
+    """Whether a file system waits in a kernel function, as its name begins."""
+    starts = (start for starts, _, _ in _WAITS for start in starts)
+    return wchan.startswith((*starts, *_PAGES)) and not wchan.startswith(_OTHERS)
 
 
 def stuck_text(pid: int) -> str:
