@@ -288,6 +288,11 @@ class Examiner:
         if self._helper is not None:
             self._helper.send({"hurry": True})
 
+    def ranks_started(self, at: float) -> None:
+        """Have what the kernel has logged before this moment, in monotonic seconds, left out of later captures."""
+        if self._helper is not None:
+            self._helper.send({"started": at})
+
     def end(self, number: int) -> None:
         """End a request, if it has not ended."""
         self._asked.pop(number, None)

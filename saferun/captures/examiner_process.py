@@ -5,10 +5,11 @@ one module at a time, and keeps py-spy in memory; after that a capture needs no 
 saferun, Python and the script may hang. Each request runs in a child of its own, so that one that hangs only loses its
 own answer. One request is for modules that only the supervisor needs: they take no memory here.
 
-A request is a JSON line with the descriptor that the answer is written to: ``{"ask": number, "kind": ...,
-"value": ..., "budget_s": ...}``; ``{"end": number}`` ends it early, and ``{"hurry": true}`` says that the supervisor
-waits for modules. The examiner sends ``{"tools": [names]}`` when it has its tools, ``{"ready": true}`` when all is in
-memory, and ``{"began": number, "pid": pid}`` for each request.
+A request is a JSON line with the descriptor that the answer is written to: ``{"ask": number, "kind": ..., "value":
+..., "budget_s": ...}``; ``{"end": number}`` ends it early, and ``{"hurry": true}`` says that the supervisor waits for
+modules; ``{"started": seconds}`` says when the ranks of an attempt were. The examiner sends ``{"tools": [names]}``
+when it has its tools, ``{"ready": true}`` when all is in memory, and ``{"began": number, "pid": pid}`` for each
+request.
 """
 
 from __future__ import annotations
@@ -196,6 +197,14 @@ def _remember_errors() -> None:
         remember_errors()
 
 
+def _mark_start(started_at: Any) -> None:  # noqa: ANN401 - monotonic seconds
+    if "saferun.captures.kernel_log" in sys.modules:  # else its file may not answer
+        with suppress(Exception):  # the captures go by time
+            from saferun.captures.kernel_log import mark_start
+
+            mark_start(float(started_at))
+
+
 class _Server:
     def __init__(
         self,
@@ -250,6 +259,9 @@ class _Server:
             return
         if "hurry" in message:
             self._hurry()
+            return
+        if "started" in message:
+            _mark_start(message["started"])
             return
         out = self._lines.fds.popleft()
         try:

@@ -10,15 +10,17 @@ import ctypes
 import errno
 import os
 import re
+import stat
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from saferun.captures.kernel_lines import relevant, shown
 from saferun.captures.wire import HostCapture
 from saferun.model import Value
 
 _RECORD_BYTES = 8192  # the kernel's own limit
+_HEAD_BYTES = 64  # more than level and number take
 _RECORDS = 1 << 17
 # The newest lines that are read: more than any job needs, within bounded memory.
 _LINES = 1 << 15
@@ -32,6 +34,11 @@ _FACILITY_SHIFT = 3
 # time since boot.
 _DRIFT = 30e-6
 _SLACK_S = 1.0
+# A later mark would leave out what came since the start.
+_MARK_S = 2.0
+_KMSG = "/dev/kmsg"
+# The number of the newest record of /dev/kmsg at the start of the ranks, if it is known.
+_MARK: list[int] = []
 
 
 class KernelLog(Value):
@@ -67,9 +74,7 @@ def read_kernel_lines(since: float) -> list[str]:
     return relevant(read_kernel_log(since, time.monotonic() + _JOURNAL_TIMEOUT_S).lines)
 
 
-def read_kernel_log(
-    since: float, deadline: float, *, kmsg: str = "/dev/kmsg", may_ask_journal: bool = True
-) -> KernelLog:
+def read_kernel_log(since: float, deadline: float, *, kmsg: str = _KMSG, may_ask_journal: bool = True) -> KernelLog:
     """All kernel lines since then.
 
     Args:
@@ -110,8 +115,41 @@ def _why_denied(failures: list[str]) -> str:
 # ----------------------------------------------------------------------------------------------------------- /dev/kmsg
 
 
+def mark_start(started_at: float, kmsg: str = _KMSG) -> None:
+    """Note which records are older than the ranks, for what reads them in this process and in forks of it later.
+
+    The stamps say it less well: after months their clock differs from the system's by minutes.
+
+    Args:
+        started_at: when the ranks were started, in monotonic seconds.
+        kmsg: the device with the kernel's records.
+    """
+    _MARK.clear()
+    newest, deadline = -1, started_at + _MARK_S
+    if stat.S_ISCHR(os.lstat(kmsg).st_mode):
+        for record in _records(kmsg, deadline):
+            newest = _number_of(record)
+    if newest >= 0 and time.monotonic() < deadline:
+        _MARK.append(newest)
+
+
 def _read_kmsg(path: str, oldest_s: float, deadline: float) -> list[str]:
     lines: deque[str] = deque(maxlen=_LINES)
+    for record in _records(path, deadline):
+        if not _MARK:
+            lines += parse_record(record, oldest_s)
+        elif _number_of(record) > _MARK[0]:
+            lines += parse_record(record, 0.0)
+    return list(lines)
+
+
+def _number_of(record: bytes) -> int:
+    """The number of a record of /dev/kmsg, counted from the boot; -1 if it has none."""
+    number = record[:_HEAD_BYTES].split(b",", 2)[1:2]
+    return int(number[0]) if number and number[0].isdigit() else -1
+
+
+def _records(path: str, deadline: float) -> Iterator[bytes]:
     # In some containers it is a link to the console, which must not become this session's terminal, nor be read from.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:
@@ -128,10 +166,9 @@ def _read_kmsg(path: str, oldest_s: float, deadline: float) -> list[str]:
                 raise
             if not record or time.monotonic() > deadline:
                 break
-            lines += parse_record(record, oldest_s)
+            yield record
     finally:
         os.close(fd)
-    return list(lines)
 
 
 def parse_record(record: bytes, oldest_s: float) -> list[str]:

@@ -119,6 +119,7 @@ class Investigation(PartBase):
     def ranks_started(self, group: RankGroup, now: float) -> None:
         """The ranks of an attempt run."""
         self._begin_attempt(AttemptRecord(self._context, group, now))
+        self._guarded("mark the start in the kernel log", self._launch.examiner.ranks_started, now)
         self._guarded("watch the ranks", partial(self.hangs.begin, now, has_imported=self._has_imported))
 
     def imported(self) -> None:

@@ -13,6 +13,7 @@ from saferun.captures.kernel_lines import explain, kind_of, relevant, shown, tid
 from saferun.captures.kernel_log import (
     KernelLog,
     capture_kernel_log,
+    mark_start,
     parse_record,
     parse_syslog,
     read_kernel_lines,
@@ -312,3 +313,52 @@ def test_a_log_that_cannot_be_read_is_a_failure_and_no_error(monkeypatch: pytest
 def test_this_hosts_log_gives_lines_or_a_reason() -> None:
     log = read_kernel_log(0, soon())
     assert bool(log.source) != bool(log.failure)
+
+
+def stamped(number: int, line: str, *, age_s: float) -> bytes:
+    """A record of /dev/kmsg."""
+    return f"6,{number},{(time.clock_gettime(time.CLOCK_MONOTONIC) - age_s) * 1e6:.0f},-;{line}\n".encode()
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The records of a device, which /dev/null stands for."""
+    found: list[bytes] = []
+    monkeypatch.setattr(kernel_log, "_records", lambda _path, _deadline: iter(found))
+    monkeypatch.setattr(kernel_log, "_MARK", [])
+    return found
+
+
+def test_an_error_of_the_attempt_before_is_not_counted_again(device: list[bytes]) -> None:
+    """After months the clock of the stamps is minutes off: an old record looks new, and a new one old."""
+    device.append(stamped(7, XID_79, age_s=-60))
+    mark_start(time.monotonic(), "/dev/null")
+    assert read_kernel_log(time.time(), soon(), kmsg="/dev/null").lines == ()
+    device.append(stamped(8, OOM, age_s=600))
+    assert read_kernel_log(time.time(), soon(), kmsg="/dev/null").lines == (OOM,)
+
+
+def test_a_mark_that_comes_late_leaves_nothing_out(device: list[bytes]) -> None:
+    """The examiner may have waited for a file system: what came meanwhile may be the cause. So is a mark of before."""
+    device.append(stamped(7, XID_79, age_s=1))
+    kernel_log._MARK.append(7)
+    mark_start(time.monotonic() - 3, "/dev/null")
+    assert read_kernel_log(time.time() - 60, soon(), kmsg="/dev/null").lines == (XID_79,)
+
+
+@pytest.mark.parametrize("content", ["", "6,7,5000000,-;a file\n"])
+def test_only_a_device_is_read_for_the_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+    """What a container has in its place could be a pipe, or a link to a file system that does not answer."""
+    monkeypatch.setattr(kernel_log, "_MARK", [])
+    (tmp_path / "kmsg").write_text(content)
+    mark_start(time.monotonic(), str(tmp_path / "kmsg"))
+    (tmp_path / "link").symlink_to("/dev/null")
+    mark_start(time.monotonic(), str(tmp_path / "link"))
+    assert kernel_log._MARK == []
+
+
+def test_a_device_without_records_has_no_mark(device: list[bytes]) -> None:
+    mark_start(time.monotonic(), "/dev/null")
+    device.append(b"no record")
+    mark_start(time.monotonic(), "/dev/null")
+    assert kernel_log._MARK == []
