@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+
 from saferun.model import signal_name
 from saferun.supervisor.actions import (
     Action,
     BroadcastDecision,
     Diagnose,
+    HurryDiagnosis,
     PrintLine,
     ReportDecision,
     ReportFailure,
@@ -22,11 +25,15 @@ if TYPE_CHECKING:
     from typing import Any
 
     from saferun.evidence.diagnosis_values import Diagnosis
-    from saferun.supervisor.events import DeadlineExpired, Diagnosed, JobDecided, JobLost
+    from saferun.supervisor.events import DeadlineExpired, Diagnosed, JobDecided, JobLost, SignalReceived
     from saferun.supervisor.policy import Decision
     from saferun.supervisor.policy.faulty_hosts import FaultyHost
 
 _UNKNOWN = FailureFacts("unknown")
+# At a signal, cores are read for so long, and this much later the report is written with what is known. Flux sends
+# SIGKILL 5 s after SIGTERM.
+_HURRIED_CAPTURE_S = 3.0
+_HURRIED_S = 1.0
 
 
 def diagnose(launch: LaunchState, at: float) -> list[Action]:
@@ -77,6 +84,40 @@ def on_deadline(launch: LaunchState, event: DeadlineExpired) -> list[Action]:
     headline = explanation(attempt.ending)[0] or "the attempt failed"
     none: Any = Undiagnosed(headline, abandoned=attempt.stopping.abandoned)
     return _decide(launch, event.at, none, None)
+
+
+def hurry(launch: LaunchState, event: SignalReceived) -> list[Action]:
+    """DIAGNOSING: a scheduler's SIGKILL may follow, or a user waits. What is captured by then makes the report.
+
+    On several hosts the phase lasts as long as before: without the leader's decision the other hosts have none, nor
+    has it their evidence.
+    """
+    attempt, stopping = launch.attempt, launch.attempt.stopping
+    if attempt.own_diagnosis is not None:
+        return []  # this host has handed in all it knows
+    within_s = 0.0 if stopping.is_hurried else _HURRIED_CAPTURE_S
+    line = ": finishing the report"
+    if not launch.answers_to_job and launch.deadline is not None:
+        launch.enter(State.DIAGNOSING, min(launch.deadline, event.at + within_s + _HURRIED_S))
+        line = f": the report follows in {within_s + _HURRIED_S:g} s at most"
+    hurried = HurryDiagnosis(launch.number, within_s)
+    if stopping.is_hurried:
+        return [hurried]
+    stopping.is_hurried = True
+    if event.signum == signal.SIGINT:
+        launch.interrupted_at = event.at
+        line += ", or at the next Ctrl-C" if not launch.answers_to_job else ""
+    return [signal_line(event, line), hurried]
+
+
+def name_of(event: SignalReceived) -> str:
+    """What a line calls it: the signal, or what has happened to the parent process."""
+    return event.why or signal_name(event.signum)
+
+
+def signal_line(event: SignalReceived, text: str) -> PrintLine:
+    """What follows from a signal. That of a parent process that has ended came to this host alone."""
+    return PrintLine(f"{name_of(event)}{text}", of_signal=not event.why)
 
 
 def _decide(launch: LaunchState, at: float, diagnosis: Diagnosis, facts: FailureFacts | None) -> list[Action]:

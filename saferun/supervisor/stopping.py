@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import signal
 
-from saferun.model import signal_name
 from saferun.supervisor.actions import (
     Action,
     CaptureEvidence,
-    HurryDiagnosis,
     NotifyDone,
     PrintLine,
     ReportRestart,
     SignalRanks,
     SweepOrphans,
 )
-from saferun.supervisor.deciding import diagnose, follow
+from saferun.supervisor.deciding import diagnose, follow, hurry, name_of, signal_line
 from saferun.supervisor.ending import Failed, Leave, Regroup, Stopped
 from saferun.supervisor.launch_state import CutOff, LaunchState, State
 
@@ -45,10 +43,6 @@ _HUNG_S = 10.0
 # Two SIGINT within this time are one Ctrl-C.
 _SAME_CTRL_C_S = 0.5
 FIRST_CAPTURE_S = 2.0
-# At a signal, cores are read for so long, and this much later the report is written with what is known. Flux sends
-# SIGKILL 5 s after SIGTERM.
-_HURRIED_CAPTURE_S = 3.0
-_HURRIED_S = 1.0
 # Ranks that were working get the signal at once, and are captured if they are still there after this part of their
 # grace. The capture ends before they are killed.
 _LATE_CAPTURE = 0.5
@@ -261,12 +255,12 @@ def on_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
         launch.stop_signum = event.signum
         placement = launch.attempt.placement
         where = f" on {placement.host}" if placement is not None else ""
-        return [_signal_line(event, f"{where}: this spare host ends"), *launch.finish(1, leaves=True)]
+        return [signal_line(event, f"{where}: this spare host ends"), *launch.finish(1, leaves=True)]
     if launch.state is State.WAITING and launch.may_end_alone:
         # WAITING -> DONE: nor the one whose ranks have ended well, as under torchrun.
         launch.stop_signum = event.signum
         line = ": all ranks of this host have ended well, and it does not wait for the others"
-        return [_signal_line(event, line), *launch.finish(1, leaves=True)]
+        return [signal_line(event, line), *launch.finish(1, leaves=True)]
     announced = _obey_signal(launch, event)
     if launch.state in {State.WAITING, State.PROBING}:
         return [*announced, *diagnose(launch, event.at)]
@@ -288,13 +282,13 @@ def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list
     if launch.stop_signum is not None:
         if not by_keyboard or (launch.interrupted_at is not None and event.at - launch.interrupted_at < _SAME_CTRL_C_S):
             return []
-        return _hurry(launch, event) if launch.state is State.DIAGNOSING else _end_grace(launch, event.at)
+        return hurry(launch, event) if launch.state is State.DIAGNOSING else _end_grace(launch, event.at)
     if launch.state is State.DIAGNOSING:
-        return [*_obey_signal(launch, event), *_hurry(launch, event)]
+        return [*_obey_signal(launch, event), *hurry(launch, event)]
     if launch.state is State.STOPPING and stopping.stage == "sweeping" and attempt.ending is None:
         # Every rank ended well; there is nothing left to stop, but processes that are waited for.
         stopping.late_signal = event
-        line = _signal_line(event, ": processes that the ranks left behind are not waited for")
+        line = signal_line(event, ": processes that the ranks left behind are not waited for")
         return [line, *hurried] if (hurried := stop_waiting_for_orphans(launch, event.at)) else []
     had_failed = not isinstance(attempt.ending, Regroup | None)
     is_hang = launch.state is State.CAPTURING and attempt.verdict is not None and not had_failed
@@ -331,7 +325,7 @@ def _obey_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
     if launch.state not in TOGETHER or isinstance(ending, Regroup):
         return []
     reason: AbortKind = "leave" if leaves else "parent" if event.why else "signal"
-    return launch.broadcast_abort(reason, _name(event), event.signum)
+    return launch.broadcast_abort(reason, name_of(event), event.signum)
 
 
 def _may_be_awaited(launch: LaunchState, event: SignalReceived) -> bool:
@@ -354,44 +348,11 @@ def _end_grace(launch: LaunchState, at: float) -> list[Action]:
     return [line, *_kill(launch, at)]
 
 
-def _hurry(launch: LaunchState, event: SignalReceived) -> list[Action]:
-    """DIAGNOSING: a scheduler's SIGKILL may follow, or a user waits. What is captured by then makes the report.
-
-    On several hosts the phase lasts as long as before: without the leader's decision the other hosts have none, nor
-    has it their evidence.
-    """
-    attempt, stopping = launch.attempt, launch.attempt.stopping
-    if attempt.own_diagnosis is not None:
-        return []  # this host has handed in all it knows
-    within_s = 0.0 if stopping.is_hurried else _HURRIED_CAPTURE_S
-    line = ": finishing the report"
-    if not launch.answers_to_job and launch.deadline is not None:
-        launch.enter(State.DIAGNOSING, min(launch.deadline, event.at + within_s + _HURRIED_S))
-        line = f": the report follows in {within_s + _HURRIED_S:g} s at most"
-    hurried = HurryDiagnosis(launch.number, within_s)
-    if stopping.is_hurried:
-        return [hurried]
-    stopping.is_hurried = True
-    if event.signum == signal.SIGINT:
-        launch.interrupted_at = event.at
-        line += ", or at the next Ctrl-C" if not launch.answers_to_job else ""
-    return [_signal_line(event, line), hurried]
-
-
-def _name(event: SignalReceived) -> str:
-    return event.why or signal_name(event.signum)
-
-
-def _signal_line(event: SignalReceived, text: str) -> PrintLine:
-    """What follows from a signal. That of a parent process that has ended came to this host alone."""
-    return PrintLine(f"{_name(event)}{text}", of_signal=not event.why)
-
-
 def _stopping_line(launch: LaunchState, event: SignalReceived, more: str = "") -> PrintLine:
     count, grace_s, placement = len(launch.attempt.running), launch.limits.grace_s, launch.attempt.placement
     on_host = f" on {placement.host}" if placement is not None and placement.host else ""
     line = f"{on_host}: stopping {ranks_count(count)}, SIGKILL follows in {grace_s:g} s"
-    return _signal_line(event, f"{line}{' or at the next Ctrl-C' if event.signum == signal.SIGINT else more}")
+    return signal_line(event, f"{line}{' or at the next Ctrl-C' if event.signum == signal.SIGINT else more}")
 
 
 def ranks_count(count: int) -> str:
