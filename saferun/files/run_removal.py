@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import time
 
 from saferun.errors import suppress
@@ -105,16 +106,26 @@ def remove_run(base_fd: int, name: str) -> bool:
     try:
         if _old_run(fd, name) is None:
             return False
-        which = identity(fd)
-        for below in names_in(fd, MOST_RUNS):
-            if below == RUN_JSON or remove_tree(below, dir_fd=fd):
-                continue
+        # The file system may give another owner to what this user makes: the same for what is below.
+        which, owner = identity(fd), os.fstat(fd).st_uid
+        names = set(names_in(fd, MOST_RUNS)) - {RUN_JSON}
+        files = [below for below in names if not remove_tree(below, dir_fd=fd, also=owner)]
+        if any(_is_directory(below, fd) for below in files):
+            return False  # the reports explain the output that is left
+        for below in files:
             with suppress(OSError):
                 os.unlink(below, dir_fd=fd)
         left = set(names_in(fd, MOST_RUNS)) - {RUN_JSON}
     finally:
         os.close(fd)
-    return not left and remove_tree(name, dir_fd=base_fd, made=which)
+    return not left and remove_tree(name, dir_fd=base_fd, made=which, also=owner)
+
+
+def _is_directory(name: str, fd: int) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
 
 
 def size_of(base_fd: int, name: str, until: float) -> int:

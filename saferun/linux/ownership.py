@@ -219,7 +219,7 @@ def identity(fd: int) -> Identity:
 # Removal
 
 
-def remove_tree(name: str, *, dir_fd: int | None = None, made: Identity | None = None) -> bool:
+def remove_tree(name: str, *, dir_fd: int | None = None, made: Identity | None = None, also: int = -1) -> bool:
     """Remove a directory of this user with its contents, and nothing else.
 
     All operations are relative to descriptors: replacing a directory by a link meanwhile, or moving it, has no effect.
@@ -230,12 +230,13 @@ def remove_tree(name: str, *, dir_fd: int | None = None, made: Identity | None =
         name: the directory.
         dir_fd: the directory for a relative name; None: the current directory.
         made: the directory's identity; None: any of this user's.
+        also: a further permitted owner, of directories within the tree, too.
 
     Returns:
         Whether it is gone. What cannot be removed stays; nothing is raised.
     """
     try:
-        top = open_directory(name, dir_fd=dir_fd)
+        top = open_directory(name, dir_fd=dir_fd, also=also)
     except FileNotFoundError:
         return True
     except OSError:
@@ -244,7 +245,7 @@ def remove_tree(name: str, *, dir_fd: int | None = None, made: Identity | None =
         which = identity(top)
         if made is not None and which != made:
             return False
-        _Removal(top).run()
+        _Removal(top, also).run()
     except OSError:
         return False
     finally:
@@ -260,7 +261,8 @@ def remove_tree(name: str, *, dir_fd: int | None = None, made: Identity | None =
 class _Removal:
     """Empties a directory, depth first, with two descriptors at a time: it goes up by ``..``, if that leads back."""
 
-    def __init__(self, top: int) -> None:
+    def __init__(self, top: int, also: int) -> None:
+        self._also = also
         self._device = os.fstat(top).st_dev
         self._mount = _mount_of(top)
         self._here = os.dup(top)
@@ -299,7 +301,7 @@ class _Removal:
         if len(self._above) >= _DEEPEST:
             return None
         try:
-            fd = open_directory(name, dir_fd=self._here)
+            fd = open_directory(name, dir_fd=self._here, also=self._also)
         except OSError:
             return None
         if os.fstat(fd).st_dev != self._device or _mount_of(fd) != self._mount:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from saferun.files.run_removal import keep_newest, open_base, remove_run, run_names
+from saferun.linux import ownership
+from saferun.linux.ownership import NotOursError
 from tests.unit.described_runs import ELSEWHERE, HERE, make_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-NAME = "20260101-120000-abcdef"
+NAME, OTHER = "20260101-120000-abcdef", "20260102-120000-fedcba"
 
 
 @pytest.fixture
@@ -77,6 +79,35 @@ def test_the_description_goes_last(tmp_path: Path, base: int, monkeypatch: pytes
     assert (path / "run.json").exists()
     monkeypatch.undo()
     assert remove_run(base, NAME)
+
+
+def test_a_run_is_removed_where_the_file_system_gives_another_owner(
+    tmp_path: Path, base: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS with root_squash or all_squash. What belongs to a third user stays, and the reports that explain it."""
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 4242)
+    monkeypatch.setattr("saferun.linux.ownership.owner_of_new", lambda *_, **__: owner)
+    for name in (NAME, OTHER):
+        path = make_run(tmp_path, name)
+        (path / "node1" / "attempt_0").mkdir()
+        (path / "earlier-1").mkdir()
+        (path / "node1" / "attempt_0" / "stdout.log").write_text("x")
+        (path / "report.json").write_text("{}")
+    assert remove_run(base, NAME)
+    theirs = {(tmp_path / OTHER / name).stat().st_ino for name in ("node1", "earlier-1")}
+
+    def check_owner(status: os.stat_result, path: str, **also: Any) -> None:
+        if status.st_ino in theirs:
+            raise NotOursError("it belongs to a third user", path)
+        ownership_check(status, path, **also)
+
+    ownership_check = ownership.check_owner
+    monkeypatch.setattr(ownership, "check_owner", check_owner)
+    assert not remove_run(base, OTHER)
+    assert sorted(os.listdir(tmp_path)) == [OTHER]
+    assert sorted(os.listdir(tmp_path / OTHER)) == ["earlier-1", "node1", "report.json", "run.json"]
+    assert (tmp_path / OTHER / "node1" / "attempt_0" / "stdout.log").exists()
 
 
 def test_the_newest_are_kept_and_recent_failures(tmp_path: Path, base: int) -> None:
