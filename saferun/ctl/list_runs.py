@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from saferun.ctl.answer import answer, answer_json
-from saferun.ctl.run_directory import FoundRun, known_runs
+from saferun.ctl.run_directory import FoundRun, known_runs, runs_here
 from saferun.errors import UsageError
 from saferun.files.run_files import RunState, open_run, read_state, size_bytes
 from saferun.model import JsonObject, Value
@@ -45,21 +45,22 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.n < 0:
         raise UsageError(f"-n {arguments.n} is negative", "use 0 for all runs")
     now = time.time()
-    runs = sorted(
-        (run for run in known_runs() if run.is_here or not arguments.here), key=lambda run: run.name, reverse=True
-    )
+    known = runs_here() if arguments.here else known_runs()
+    runs = sorted(known, key=lambda run: (run.date, run.name), reverse=True)
     rows: Iterable[ListedRun] = _rows(runs, now)
     if arguments.running:
         rows = (row for row in rows if row.state.is_living)
     shown = list(islice(rows, arguments.n or None))
+    # How many others run is not counted: that takes a look at each.
+    others = "" if arguments.running else f" of {len(runs)}"
     if arguments.json:
         answer_json({"runs": [_as_json(row) for row in shown]})
         return 0
     lines = list_lines(shown)
     if not shown:
         lines = ["no runs" + (" here" if arguments.here else "") + (" that are running" if arguments.running else "")]
-    elif len(runs) > len(shown) and len(shown) == arguments.n:
-        lines.append(f"the newest {len(shown)} of {len(runs)} (all: -n 0)")
+    elif len(runs) > len(shown) and len(shown) == arguments.n and (not arguments.running or next(iter(rows), None)):
+        lines.append(f"the newest {len(shown)}{others} (all: -n 0)")
     answer("".join(f"{line}\n" for line in lines))
     return 0
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 
 from saferun.errors import UsageError, suppress
 from saferun.files.live_records import recorded_runs
 from saferun.files.run_dir import BASE, shorter_path
 from saferun.files.run_files import RUN_JSON, RunState, open_run, read_state
-from saferun.files.run_index import index_path, read_index
-from saferun.files.run_removal import open_base, run_names
+from saferun.files.run_index import Entry, index_path, read_index
+from saferun.files.run_removal import RUN_NAME, open_base, run_names
 from saferun.linux.ownership import ROOT, NotOursError, followed
 from saferun.model import Value
 
@@ -43,11 +44,19 @@ _LONG_ID = re.compile(r"[0-9a-f]{7,16}")
 
 
 class FoundRun(Value):
-    """A run directory that was found. ``is_here``: in the current directory's saferun-runs. ``run_id``: if known."""
+    """A run directory that was found.
+
+    Attributes:
+        path: the directory, without links.
+        is_here: whether it is in the current directory's saferun-runs.
+        run_id: the run's; empty: not known.
+        date: date and time of its start, as in the names that saferun gives to directories; empty: not known.
+    """
 
     path: str
     is_here: bool
     run_id: str = ""
+    date: str = ""
 
     @property
     def name(self) -> str:
@@ -108,12 +117,7 @@ def find_run(word: str, *, living_first: bool = False, ends: bool = False) -> Pa
         return named
     if word == LATEST:
         return Path(_latest(living_first=living_first, ends=ends).path)
-    runs = list(known_runs())
-    matches = [run for run in runs if _is_meant(word, run)]
-    if not matches and _LONG_ID.fullmatch(word):
-        # The index, which has whole ids, may lack the run.
-        alike = [run for run in runs if run.name.endswith(word[:_NAME_DIGITS])]
-        matches = [run for run in alike if _run_id_of(run.path).startswith(word)]
+    matches = _matches(word)
     if len(matches) > 1 and not ends:
         matches = [run for run in matches if run.read_state().is_living] or matches
     if len(matches) > 1:
@@ -158,20 +162,21 @@ def _check_link(path: str, *, or_by_root: bool) -> None:
 
 
 def _latest(*, living_first: bool, ends: bool) -> FoundRun:
-    runs = list(known_runs())
-    here = [run for run in runs if run.is_here]
-    elsewhere = [] if ends else [run for run in runs if not run.is_here]
+    here = runs_here()
     link = _latest_link()
     # The link has the newest one that was started here, which may be on a host whose clock is behind.
     newest = next((run for run in here if run.path == link), None)
     if newest is None and link and not ends:
         newest = FoundRun(link, is_here=True)
     newest = newest or next(iter(here), None)
-    ordered = [*here, *elsewhere] if living_first or not here else here
-    for run in ordered[:_MOST_CANDIDATES]:
+    # Others are looked at when they are wanted: their file systems may not answer.
+    elsewhere = _runs_elsewhere(here) if not ends and (living_first or not here) else ()
+    seen: list[FoundRun] = []
+    for run in islice(chain(here, elsewhere), _MOST_CANDIDATES):
         if run.read_state().is_living:
             return run
-    newest = newest or next(iter(elsewhere), None)
+        seen.append(run)
+    newest = newest or next(iter(seen), None)
     if newest is None:
         others = "" if ends else ", and no other run"
         raise UsageError(f"there is no {BASE}/{LATEST} here{others}", "name a run by its directory")
@@ -188,34 +193,68 @@ def _latest_link() -> str:
     return os.path.realpath(path)
 
 
-def _is_meant(word: str, run: FoundRun) -> bool:
-    ids = (
-        run.run_id,
-        run.name,
-        run.name[_DATE_CHARS + 1 :],
-    )  # after the date and the time comes the beginning of the id
+def _matches(word: str) -> list[FoundRun]:
+    """The runs that a word may mean. Others are not looked at if there are any: their file systems may not answer."""
+    digits = word[:_NAME_DIGITS] if _LONG_ID.fullmatch(word) else ""
+    runs = list(known_runs(lambda name, run_id: _is_meant(word, name, run_id) or _ends_with(name, digits)))
+    matches = [run for run in runs if _is_meant(word, run.name, run.run_id)]
+    if not matches and digits:
+        # The index, which has whole ids, may lack the run.
+        alike = [run for run in runs if _ends_with(run.name, digits)]
+        matches = [run for run in alike if _run_id_of(run.path).startswith(word)]
+    if not matches:
+        # A directory that the user named may be a link to one of that name.
+        linked = known_runs(lambda name, _: not RUN_NAME.fullmatch(name))
+        matches = [run for run in linked if _is_meant(word, run.name, run.run_id)]
+    return matches
+
+
+def _is_meant(word: str, name: str, run_id: str) -> bool:
+    ids = (run_id, name, name[_DATE_CHARS + 1 :])  # after the date and the time comes the beginning of the id
     return bool(word) and any(one.startswith(word) for one in ids if one)
 
 
-def known_runs() -> Iterator[FoundRun]:
-    """The runs below ./saferun-runs, and those in the index or without files, each once, the newest first in both."""
-    seen: set[str] = set()
+def _ends_with(name: str, digits: str) -> bool:
+    return bool(digits) and name.endswith(digits)
+
+
+def known_runs(may_be: Callable[[str, str], bool] | None = None) -> Iterator[FoundRun]:
+    """The runs below ./saferun-runs, and those in the index or without files, each once, the newest first in both.
+
+    Args:
+        may_be: whether a run of the index may be wanted, by its directory's name there and its id; None: all are.
+    """
+    here = runs_here()
+    yield from here
+    yield from _runs_elsewhere(here, may_be)
+
+
+def runs_here() -> list[FoundRun]:
+    """The runs below ./saferun-runs, the newest first. The file systems of others need not answer."""
+    ids = _ids_of(read_index(index_path(os.environ)))
+    return [FoundRun(path, True, ids.get(path, ""), os.path.basename(path)[:_DATE_CHARS]) for path in _below(BASE)]
+
+
+def _runs_elsewhere(here: Sequence[FoundRun], may_be: Callable[[str, str], bool] | None = None) -> Iterator[FoundRun]:
     entries = read_index(index_path(os.environ))
-    ids = {entry.path: entry.run_id for entry in reversed(entries)}
-    for path in _below(BASE):
-        seen.add(path)
-        yield FoundRun(path, is_here=True, run_id=ids.get(path, ""))
+    ids = _ids_of(entries)
+    seen = {run.path for run in here}
     # Both kinds of names begin with the date and the time.
-    elsewhere = [*((entry.name, entry.path) for entry in entries), *_without_files()]
-    for _, path in sorted(elsewhere, key=lambda one: one[0][:_DATE_CHARS], reverse=True):
+    elsewhere = [(entry.name[:_DATE_CHARS], entry.path) for entry in entries]
+    elsewhere += [(os.path.basename(path)[:_DATE_CHARS], path) for path in recorded_runs(os.environ)]
+    for date, path in sorted(elsewhere, key=lambda one: one[0], reverse=True):
+        is_noted = path in ids
+        if path in seen or (is_noted and may_be is not None and not may_be(os.path.basename(path), ids[path])):
+            continue
         real = os.path.realpath(path)
-        if real not in seen and (path not in ids or _is_ours(real)):
+        if real not in seen and (not is_noted or _is_ours(real)):
             seen.add(real)
-            yield FoundRun(real, is_here=False, run_id=ids.get(path) or _run_id_of(real))
+            yield FoundRun(real, False, ids.get(path) or _run_id_of(real), date)
 
 
-def _without_files() -> Iterator[tuple[str, str]]:
-    return ((os.path.basename(path), path) for path in recorded_runs(os.environ))
+def _ids_of(entries: Iterable[Entry]) -> dict[str, str]:
+    """The ids of the runs of directories, the newest run's of each: of entries, the newest first."""
+    return {entry.path: entry.run_id for entry in reversed(list(entries))}
 
 
 def _run_id_of(path: str) -> str:

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -233,6 +233,40 @@ def test_a_link_of_another_user_does_not_choose_the_run(here: Path, monkeypatch:
         find_run("latest")
 
 
+def test_a_file_system_that_does_not_answer_matters_to_its_own_runs_only(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The index has runs of all directories."""
+    index = here / "state" / "saferun" / "runs"
+    (index / "20260106-120000-dead567890123456").symlink_to("/dead/saferun-runs/20260106-120000-dead56")
+    (index / "20260107-120000-cafe567890123456").symlink_to("/dead/named")
+    realpath, stat = os.path.realpath, os.stat
+
+    def answering(path: Any) -> Any:
+        assert not str(path).startswith("/dead"), "it waits"
+        return path
+
+    monkeypatch.setattr(os.path, "realpath", lambda path, **options: realpath(answering(path), **options))
+    monkeypatch.setattr(os, "stat", lambda path, **options: stat(answering(path), **options))
+    for ends in (True, False):
+        assert find_run("latest", ends=ends).name == NEW
+        assert find_run("20260102", ends=ends).name == NEW
+        assert find_run("fedcba98", ends=ends).name == OTHER
+    own = make_run(here / "saferun-runs", "20250102-120000-bbbbbb", process=HERE, end=None)
+    assert find_run("latest", living_first=True) == own
+    assert ctl.main(["list", "--here"]) == 0
+    assert NEW in capsys.readouterr().out
+    with pytest.raises(AssertionError, match="it waits"):
+        find_run("dead")
+
+
+def test_a_run_of_a_directory_that_is_a_link_has_the_name_behind_it(here: Path) -> None:
+    index = here / "state" / "saferun" / "runs"
+    (here / "out").symlink_to(make_run(here / "elsewhere", "trained", directory=""))
+    (index / "20260106-120000-0123456789abcdef").symlink_to(here / "out")
+    assert find_run("trai").name == find_run("0123456").name == "trained"
+
+
 @pytest.fixture
 def nowhere(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A current directory that has been removed."""
@@ -285,6 +319,27 @@ def test_the_list_can_be_restricted(here: Path, capsys: pytest.CaptureFixture[st
     assert (only["state"], only["path"]) == ("running", str(here / "saferun-runs" / "20250104-120000-aaaaaa"))
     assert ctl.main(["list", "--here", "-n", "2"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "the newest 2 of 3 (all: -n 0)"
+
+
+def test_the_newest_are_those_that_began_last(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also beside runs whose directories the user named."""
+    index = here / "state" / "saferun" / "runs"
+    for number in range(3):
+        named = make_run(here / "named", f"baseline{number}", directory="")
+        (index / f"20250101-12000{number}-{number:016x}").symlink_to(named)
+    assert ctl.main(["list", "-n", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [name in line for name, line in zip((OTHER, NEW, OLD), lines, strict=False)] == [True, True, True]
+    assert lines[-1] == "the newest 3 of 6 (all: -n 0)"
+
+
+def test_running_ones_that_are_left_out_are_not_counted_as_all(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(here / "saferun-runs", "20250104-120000-aaaaaa", process=HERE, end=None)
+    assert ctl.main(["list", "--running", "-n", "1"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    make_run(here / "saferun-runs", "20250105-120000-aaaaaa", process=HERE, end=None)
+    assert ctl.main(["list", "--running", "-n", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["the newest 1 (all: -n 0)"]
 
 
 def test_without_runs_the_list_says_so(
