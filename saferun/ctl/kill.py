@@ -15,5 +15,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Have the job end. Returns 0 when it has."""
+    """Have the job end. Returns 0 when it has; 1: that is not known."""
     return end_job(arguments, "kill")

@@ -12,7 +12,7 @@ from saferun.ctl.durations import seconds_of
 from saferun.ctl.live_run import LiveRun, ask_living
 from saferun.ctl.run_directory import add_run_argument, find_run, state_of
 from saferun.errors import UsageError
-from saferun.files.run_files import RunState
+from saferun.files.run_files import RunEnd, RunState
 from saferun.model import JsonObject
 from saferun.text.wording import count_text
 
@@ -66,7 +66,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Have the job end. Returns 0 when it has."""
+    """Have the job end. Returns 0 when it has; 1: that is not known."""
     if arguments.after_checkpoint:
         signum = _signum(_SIGNAL if arguments.signal is None else arguments.signal)
         timeout_s = _timeout_s(_TIMEOUT if arguments.timeout is None else arguments.timeout)
@@ -90,7 +90,7 @@ def end_job(arguments: argparse.Namespace, subcommand: str, **fields: float) -> 
         answer_json(_as_json(live, subcommand, end))
     elif end is not None:
         answer(f"{live.shown}: {_end_text(end)}\n")
-    return 0
+    return 0 if end is None or _end_of(end) is not None else 1
 
 
 def _what_follows(reply: JsonObject, subcommand: str, fields: Mapping[str, float]) -> str:
@@ -119,20 +119,27 @@ def _await_end(live: LiveRun) -> RunState:
     give_up_at = time.monotonic() + _END_WRITTEN_S
     while (state := state_of(live.directory)).is_living and time.monotonic() < give_up_at:
         time.sleep(_INTERVAL_S)
-    return state if state.name != "unknown" else ended  # a run without files leaves none
+    # A run without files leaves none; others may not have been written.
+    return state if _end_of(state) is not None else ended
+
+
+def _end_of(state: RunState | None) -> RunEnd | None:
+    return state.record.end if state is not None and state.record is not None else None
 
 
 def _end_text(state: RunState) -> str:
-    end = state.record.end if state.record is not None else None
-    return f"it has ended: {state.name}" + (f", exit code {end.exit_code}" if end is not None else "")
+    end = _end_of(state)
+    if end is None:
+        return "its saferun process has closed the connection without saying how it ended; see saferunctl status"
+    return f"it has ended: {state.name}, exit code {end.exit_code}"
 
 
 def _as_json(live: LiveRun, subcommand: str, state: RunState | None) -> JsonObject:
-    end = state.record.end if state is not None and state.record is not None else None
+    end = _end_of(state)
     return {
         "run": str(live.directory),
         "run_id": live.record.run_id,
         "asked": subcommand,
-        "state": state.name if state is not None else None,
+        "state": state.name if state is not None and end is not None else None,
         "exit_code": end.exit_code if end is not None else None,
     }
