@@ -207,11 +207,12 @@ def since_time(text: str, now: float) -> float:
     """
     if re.fullmatch(r"@[0-9]{1,12}(\.[0-9]{1,9})?", text):
         return float(text[1:])
-    if found := re.fullmatch(r"([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}))?", text):
-        hour, minute, second = int(found[1]), int(found[2]), int(found[3] or 0)
-        at = time.mktime((*time.localtime(now)[:3], hour, minute, second, 0, 0, -1))
-        # What is later than now was yesterday.
-        return at if at <= now else at - 86400
+    if found := re.fullmatch(r"([01]?[0-9]|2[0-3]):([0-5][0-9])(?::([0-5][0-9]))?", text):
+        clock = int(found[1]), int(found[2]), int(found[3] or 0)
+        year, month, day = time.localtime(now)[:3]
+        at = time.mktime((year, month, day, *clock, 0, 0, -1))
+        # What is later than now was yesterday, which may have had 23 or 25 hours.
+        return at if at <= now else time.mktime((year, month, day - 1, *clock, 0, 0, -1))
     for form in ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%d"):
         try:
             return time.mktime(time.strptime(text, form))

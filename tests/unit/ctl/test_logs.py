@@ -279,8 +279,30 @@ def test_times_are_understood_in_many_forms() -> None:
     assert since_time("12:00:01", now) == now + 1 - 86400
     assert since_time("2026-03-04T11:59:59", now) == since_time("2026-03-04 11:59:59", now) == now - 1
     assert since_time("2026-03-04", now) == now - 12 * 3600
-    with pytest.raises(UsageError):
-        since_time("25:00:00:00", now)
+    for wrong in ("25:00:00:00", "24:00", "25:00", "99:99", "14:75", "14:05:60"):
+        with pytest.raises(UsageError, match="neither a duration nor a time"):
+            since_time(wrong, now)
+
+
+@pytest.fixture
+def new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A time zone with summer time, by its rules: there may be no files of time zones."""
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "EST5EDT,M3.2.0,M11.1.0")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("new_york")
+def test_yesterday_may_have_had_another_number_of_hours() -> None:
+    for day in ((2026, 3, 8), (2026, 11, 1)):  # these change their time at 02:00
+        now = time.mktime((*day[:2], day[2] + 1, 1, 0, 0, 0, 0, -1))
+        assert time.localtime(since_time("01:30", now))[:5] == (*day, 1, 30)
+        now = time.mktime((*day, 12, 0, 0, 0, 0, -1))
+        assert time.localtime(since_time("14:00", now))[3:5] == (14, 0)
+    first = time.mktime((2026, 3, 1, 12, 0, 0, 0, 0, -1))
+    assert time.localtime(since_time("14:00", first))[:5] == (2026, 2, 28, 14, 0)
 
 
 def test_more_files_than_may_be_open_are_read(
