@@ -18,7 +18,7 @@ from saferun.captures.ptrace import ptrace_denial
 from saferun.captures.wire import CaptureReader, CaptureRequest, CaptureTarget
 from saferun.ctl.answer import answer, answer_json, plain
 from saferun.ctl.job_stacks import JobStacks, read_job_stacks
-from saferun.ctl.run_directory import LATEST, find_run, state_of
+from saferun.ctl.run_directory import LATEST, NoRunError, find_run, state_of
 from saferun.ctl.stuck_ranks import ranks_by_pid
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.merged_stacks import merge
@@ -293,10 +293,11 @@ def _ancestors(process: LiveProcess, processes: Mapping[int, LiveProcess]) -> It
 def _run_directory(target: str) -> str | None:
     try:
         path = str(find_run(target, living_first=True))
+    except NoRunError:
+        return None  # it may be the id of a run that has no directory
     except UsageError as error:
-        if target == LATEST:
-            raise UsageError(error.what, "name a pid, or a run by its directory or id") from None
-        return None
+        hint = "name a pid, or a run by its directory or id" if target == LATEST else error.hint
+        raise UsageError(error.what, hint) from None
     return path if os.path.isfile(os.path.join(path, RUN_JSON)) else None
 
 

@@ -43,6 +43,10 @@ _NAME_DIGITS = 6
 _LONG_ID = re.compile(r"[0-9a-f]{7,16}")
 
 
+class NoRunError(UsageError):
+    """There is no run that a word could mean."""
+
+
 class FoundRun(Value):
     """A run directory that was found.
 
@@ -110,6 +114,7 @@ def find_run(word: str, *, living_first: bool = False, ends: bool = False) -> Pa
             that a word may mean none is chosen because it alone lives.
 
     Raises:
+        NoRunError: there is none of that name or id.
         UsageError: there is none, or there are several, or a link to it is another user's.
     """
     named = _directory(word, ends=ends)
@@ -125,7 +130,7 @@ def find_run(word: str, *, living_first: bool = False, ends: bool = False) -> Pa
         more = f" and {len(matches) - _NAMED} more" if len(matches) > _NAMED else ""
         raise UsageError(f"{word} may be several runs: {names}{more}", "give more of the name or id")
     if not matches:
-        raise UsageError(f"there is no run {word}", "see saferunctl list, or name a directory")
+        raise NoRunError(f"there is no run {word}", "see saferunctl list, or name a directory")
     return Path(matches[0].path)
 
 

@@ -267,6 +267,19 @@ def test_a_run_of_a_directory_that_is_a_link_has_the_name_behind_it(here: Path) 
     assert find_run("trai").name == find_run("0123456").name == "trained"
 
 
+@pytest.mark.parametrize("subcommand", ["stacks", "record"])
+def test_processes_of_several_runs_are_not_chosen(
+    here: Path, capsys: pytest.CaptureFixture[str], subcommand: str
+) -> None:
+    """The word may mean these; that it means no process is not all that is known of it."""
+    for name in (OLD[:9] + "130000-aaaaaa", OLD[:9] + "140000-bbbbbb"):
+        make_run(here / "saferun-runs", name, process=HERE, end=None)
+    assert ctl.main([subcommand, OLD[:8]]) == 2
+    error = capsys.readouterr().err
+    assert f"{OLD[:8]} may be several runs: " in error
+    assert "hint: give more of the name or id" in error
+
+
 @pytest.fixture
 def nowhere(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A current directory that has been removed."""
