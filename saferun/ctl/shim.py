@@ -41,9 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"{path}: {error.strerror}", "name a directory that you can write to") from None
     answer(
         '# for tools that call torchrun; use it by: eval "$(saferunctl shim DIR)"\n'
-        f"export PATH={shlex.quote(directory)}:$PATH\n"
+        f'export PATH={shlex.quote(directory)}:"$PATH"\n'
         f"# for python -m torch.distributed.run, accelerate launch and fabric run with {sys.executable}\n"
-        f"export PYTHONPATH={shlex.quote(hook)}${{PYTHONPATH:+:$PYTHONPATH}}\n"
+        f'export PYTHONPATH={shlex.quote(hook)}"${{PYTHONPATH:+:$PYTHONPATH}}"\n'
     )
     return 0
 

@@ -32,7 +32,7 @@ def test_a_tool_that_calls_torchrun_gets_saferun(tmp_path: Path, capsys: pytest.
     """With the tool's arguments, and the exit code and the environment of the ranks as they are."""
     directory = tmp_path / "with a blank"
     assert main(["shim", str(directory)]) == 0
-    assert f"export PATH='{directory}':$PATH" in capsys.readouterr().out
+    assert f"export PATH='{directory}':\"$PATH\"" in capsys.readouterr().out
     script = tmp_path / "train.py"
     script.write_text("import os, sys; print(sys.argv[1:], os.environ['WORLD_SIZE']); sys.exit(int(sys.argv[1]))")
     options = ("--nproc_per_node=2", "--master_port=0", "--preflight", "off")
@@ -40,6 +40,27 @@ def test_a_tool_that_calls_torchrun_gets_saferun(tmp_path: Path, capsys: pytest.
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("['0', 'a b'] 2") == 2
     assert torchrun(directory, *options, str(script), "3").returncode == 1
+
+
+@pytest.mark.parametrize("shell", ["/bin/sh", "bash"])
+def test_what_it_prints_keeps_search_paths_with_blanks_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], shell: str
+) -> None:
+    """Some shells split what is not quoted also after ``export``."""
+    assert main(["shim", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out
+    before = "/bin:/x y/bin:/z*"
+    for python in (before, ""):
+        done = subprocess.run(
+            [shell, "-c", f'{lines}printf "%s\\n" "$PATH" "$PYTHONPATH"'],
+            env={"PATH": before, "PYTHONPATH": python},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        kept = f":{python}" if python else ""
+        assert done.stdout.splitlines() == [f"{tmp_path}:{before}", f"{tmp_path}/python{kept}"]
 
 
 def test_it_is_written_again_but_never_over_another_torchrun(
