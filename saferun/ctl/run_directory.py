@@ -174,7 +174,7 @@ def _latest(*, living_first: bool, ends: bool) -> FoundRun:
     if newest is None and link and not ends:
         newest = FoundRun(link, is_here=True)
     newest = newest or next(iter(here), None)
-    # Others are looked at when they are wanted: their file systems may not answer.
+    # Others are examined only when they are wanted: their file systems may not answer.
     elsewhere = _runs_elsewhere(here) if not ends and (living_first or not here) else ()
     seen: list[FoundRun] = []
     for run in islice(chain(here, elsewhere), _MOST_CANDIDATES):
@@ -199,7 +199,7 @@ def _latest_link() -> str:
 
 
 def _matches(word: str) -> list[FoundRun]:
-    """The runs that a word may mean. Others are not looked at if there are any: their file systems may not answer."""
+    """The runs that a word may mean. If there are any, no others are examined: their file systems may not answer."""
     digits = word[:_NAME_DIGITS] if _LONG_ID.fullmatch(word) else ""
     runs = list(known_runs(lambda name, run_id: _is_meant(word, name, run_id) or _ends_with(name, digits)))
     matches = [run for run in runs if _is_meant(word, run.name, run.run_id)]
