@@ -268,8 +268,8 @@ def on_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
         # A user at the keyboard wants an end: this is the only signal that does not wait for evidence.
         return [_stopping_line(launch, event), *announced, *stop(launch, event.at, event.signum)]
     why = f"; no sign of progress for {event.idle_s:.0f} s, so their stacks are captured first"
-    line = _stopping_line(launch, event, why if event.idle_s >= _HUNG_S else "")
-    return [line, *announced, *stop_as_asked(launch, event.at, event.signum, event.idle_s)]
+    stopping = _stopping_line(launch, event, why if event.idle_s >= _HUNG_S else "")
+    return [stopping, *announced, *stop_as_asked(launch, event.at, event.signum, event.idle_s)]
 
 
 def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list[Action]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from saferun.evidence.job_evidence import HangVerdict
 from saferun.launch.hang_watch import _RUN_STATE, HangWatch, JobHangWatch, _Ticks
 from saferun.linux.poller import Poller
 from saferun.model import RANKS_QUIET
@@ -81,9 +80,9 @@ def test_a_job_watch_that_fails_each_time_does_not_hold_up_the_watch_of_the_rank
 
 def watch_of_rank_in_exec(
     kind: type[HangWatch], monkeypatch: pytest.MonkeyPatch
-) -> tuple[HangWatch, RankMonitor, SimpleNamespace, list[HangVerdict]]:
+) -> tuple[HangWatch, RankMonitor, SimpleNamespace, list[Any]]:
     """The watch of a rank in an uninterruptible sleep, its monitor, the state of the launch, and what is reported."""
-    reported: list[HangVerdict] = []
+    reported: list[Any] = []
     supervisor = SimpleNamespace(state=State.STARTING)
     watch = watching(kind, [])
     watch.__dict__.update(_holders=set(), _number=0)
