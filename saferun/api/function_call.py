@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FunctionType
 from typing import Any, NamedTuple
 
 from saferun.api.rank_function import (
@@ -121,7 +120,8 @@ class _ByReference(pickle.Pickler):
     """A pickler that refuses what is defined in ``__main__``, which is another module in the ranks."""
 
     def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401 - as pickle has it
-        if isinstance(obj, (type, FunctionType)) and obj.__module__ == "__main__":
+        # By its name: a class, a function, or what a decorator like functools.cache has made of one.
+        if hasattr(obj, "__qualname__") and getattr(obj, "__module__", None) == "__main__":
             raise pickle.PicklingError(obj.__qualname__)
         return NotImplemented
 

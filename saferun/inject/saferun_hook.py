@@ -304,7 +304,8 @@ def _record_failures(prefix: str) -> None:  # noqa: C901 - what is kept must not
     known = "atexit" in sys.modules
     import atexit
 
-    if not known:
+    # Before 3.10 Python calls the module at its end, and nothing else keeps it alive.
+    if not known and sys.version_info >= (3, 10):
         del sys.modules["atexit"]
     pid = os.getpid()
     path = f"{prefix}.failure"

@@ -19,8 +19,9 @@ _ITS_END = Shape(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----")
 # Of a key that is cut off, its rows of base64 are redacted, the last of which may be shorter; line ends may be
 # escaped.
 _CUT_OFF = Shape(
-    r"(?:(?:\\{0,2}[rn]|[\s\"',+|]|\[rank[0-9]{1,8}\]:)*+(?:[A-Za-z0-9+/=]{40,}+|[A-Za-z-]{4,20}: [^\r\n\\]{1,80}))*+"
-    r"(?:(?:\\{0,2}[rn]|\s)*+[A-Za-z0-9+/=]{1,64}+)?"
+    r"(?:(?:\\{0,2}[rn]|[\s\"',+|]|\[rank[0-9]{1,8}\]:)*+"
+    r"(?:[A-Za-z0-9+/=]{40,}+|(?:Proc-Type|DEK-Info|Content-Domain): [^\r\n\v\\]{1,80}))*+"
+    r"(?:(?:\\{0,2}[rn]|\s)*+[A-Za-z0-9+/=]{1,64}+(?=[ \t\"',+]*+(?:[\r\n\v\\…]|\Z)))?"
 )
 # A line of such a key, and its last one; log lines have something ahead of them.
 _LINE_END = Shape(r"[\r\n\v]|\\{1,2}[rn]")

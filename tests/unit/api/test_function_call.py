@@ -6,7 +6,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,7 @@ def test_whatever_consists_of_what_ranks_can_import_is_called(function: Callable
         (OfMain(), "OfMain"),
         (OfMain.run, "Trainer.run"),
         (partial(scaled, OfMain()), "scaled"),
+        (cache(of_main), "of_main"),
     ],
 )
 def test_what_ranks_cannot_import_is_an_error_that_names_it(function: Callable[..., Any], name: str) -> None:

@@ -126,6 +126,23 @@ def test_no_part_of_a_private_key_is_in_what_a_diagnosis_is_made_of() -> None:
         assert found == (*BEFORE, REDACTED)
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"ERROR: the key file must begin with {BEGIN}", *BEFORE, *AFTER],
+        [*KEY[:30], *BEFORE, *AFTER],
+        [f"ValueError: the file lacks {BEGIN}", *AFTER],
+    ],
+    ids=["only its beginning", "without its end", "in a message"],
+)
+def test_lines_behind_a_private_key_that_is_cut_off_stay(lines: list[str]) -> None:
+    """A traceback among them is what a diagnosis is made of."""
+    found = lines_without_keys(lines)
+    behind = [*(BEFORE if BEFORE[0] in lines else []), *AFTER]
+    assert found[-len(behind) :] == behind
+    assert not any(row in "\n".join(found) for row in ROWS)
+
+
 def test_lines_without_a_private_key_stay_as_they_are() -> None:
     """Words about keys are none, and neither is what stands ahead of them."""
     path = "/home/me/project/" + "some/where/" * 9 + "train"
