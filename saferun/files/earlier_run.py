@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Collection, Iterator
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain, islice
 
 from saferun.errors import suppress
 from saferun.files.run_files import (
@@ -18,13 +18,14 @@ from saferun.files.run_files import (
     RUN_JSON,
     RunRecord,
     has_ended,
+    living_records,
     names_in,
     open_below,
     read_record,
     run_records,
     unheard_s,
 )
-from saferun.linux.ownership import CAREFULLY
+from saferun.linux.ownership import CAREFULLY, Identity, identity
 
 # What stands beside the directories of the hosts.
 _OF_THE_JOB = (
@@ -39,6 +40,7 @@ _OF_THE_JOB = (
 _EVENTS = "events.jsonl"  # which each host has, and no run directory
 _MOST_TRIES = 100
 _MOST_NAMES = 20_000
+_OTHERS_S = 1.0  # less than the launch waits for its run directory
 _BLOCK_BYTES = 1 << 20
 
 _Identity = tuple[int, int]
@@ -75,15 +77,23 @@ def set_aside(fd: int, host: str, *, leads: bool, hosts: Collection[str] = ()) -
         return "", None
     if living := [record for record in records if not has_ended(fd, record)]:
         return "", min(unheard_s(fd, record) for record in living)
-    if leads and hosts:
-        found += _other_hosts(fd, top, {host, *hosts})
+    if _goes_on(fd, records):
+        return "", None
     earlier = earlier or _new_directory(fd)
+    # Each as soon as it is known to have ended: a host of another run may begin there at any moment.
+    others = _other_hosts(fd, top, {host, *hosts}) if leads and hosts else ()
     moved = False
-    for name in found if earlier else ():
+    for name in chain(found, others) if earlier else ():
         with suppress(OSError):
             os.rename(name, f"{earlier}/{name}", src_dir_fd=fd, dst_dir_fd=fd)
             moved = True
     return (earlier if moved else ""), None
+
+
+def _goes_on(fd: int, records: Iterable[RunRecord]) -> bool:
+    """Whether the run of a host that left it goes on with others, which it may join again: an elastic job."""
+    left = [record.end.time for record in records if record.end is not None and record.end.outcome == "left"]
+    return bool(left) and any(record.started_at < max(left) for record in living_records(fd))
 
 
 def _records_as_leader(fd: int, host: str, top: RunRecord | None) -> tuple[list[RunRecord], str]:
@@ -103,7 +113,7 @@ def _records_as_leader(fd: int, host: str, top: RunRecord | None) -> tuple[list[
 
 
 def _other_hosts(fd: int, top: RunRecord | None, hosts: Collection[str]) -> Iterator[str]:
-    """The directories of hosts that have ended and do not belong to this run.
+    """The directories of hosts that have ended and do not belong to this run; all that are found in time.
 
     Args:
         fd: the run directory.
@@ -113,20 +123,25 @@ def _other_hosts(fd: int, top: RunRecord | None, hosts: Collection[str]) -> Iter
     names: list[str] = []
     with suppress(OSError), os.scandir(fd) as entries:
         names += [entry.name for entry in islice(entries, _MOST_NAMES) if entry.is_dir(follow_symlinks=False)]
+    deadline = time.monotonic() + _OTHERS_S
     for name in names:
+        if time.monotonic() > deadline:
+            return
         if name in hosts or name.startswith(EARLIER) or not _is_file(fd, f"{name}/{_EVENTS}"):
             continue
         below = open_below(fd, name)
         if below < 0:
             continue
         try:
+            which = identity(below)
             records = run_records(below, name)
             described = read_record(below)
         finally:
             os.close(below)
         if described is None and top is not None:  # of the host that led
             described, records = top, [*records, top]
-        if described is not None and described.host == name and all(has_ended(fd, record) for record in records):
+        has_all_ended = all(has_ended(fd, record) for record in records)
+        if described is not None and described.host == name and has_all_ended and _is(fd, name, which):
             yield name
 
 
@@ -159,6 +174,14 @@ def _own_files(fd: int) -> set[tuple[str, _Identity | None]]:
             if folder.startswith(EARLIER):
                 found |= {(name, _identity(fd, f"{folder}/{name}")) for name in _OF_THE_JOB}
     return found
+
+
+def _is(fd: int, name: str, which: Identity) -> bool:
+    """Whether a directory is still the one that was read."""
+    with suppress(OSError):
+        status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        return (status.st_dev, status.st_ino) == which
+    return False
 
 
 def _identity(fd: int, name: str) -> _Identity | None:

@@ -99,7 +99,14 @@ class RunDirectory:
             return ""
 
     def join(
-        self, name: str, *, host: str, is_part: bool, task: int = 0, tasks: int = 1, hosts: Iterable[str] = ()
+        self,
+        name: str,
+        *,
+        host: str,
+        is_part: bool,
+        task: int = 0,
+        tasks: int = 1,
+        hosts: Iterable[str] | None = None,
     ) -> None:
         """This launch is part of a job of several. Does nothing once the directory is open.
 
@@ -109,7 +116,7 @@ class RunDirectory:
             is_part: files about the whole job are written elsewhere; ours go to the host's directory.
             task: which of several processes of this host this is; 0 is the first.
             tasks: how many there are.
-            hosts: the names of the job's other hosts, for the one that leads.
+            hosts: the names of the job's other hosts, for the one that leads; None: they are not known.
         """
         self._is_part = is_part
         self._has_neighbours = tasks > 1
@@ -118,9 +125,9 @@ class RunDirectory:
         self._host = _file_name(host) or self._host
         self.name = _file_name(name) or self.name
         self._part = f".task_{task}" if task else ""
-        names = [_file_name(one) for one in hosts]
+        names = [_file_name(one) for one in hosts or ()]
         # A host whose name is no file's has a directory that only it knows.
-        self._hosts = [self._host, *names] if not is_part and all(names) else []
+        self._hosts = [self._host, *names] if hosts is not None and not is_part and all(names) else []
 
     def open(self, on_open: Callable[[], None] | None = None) -> None:
         """Make the directory. Until now nothing has been written, and events were kept in memory.

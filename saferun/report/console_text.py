@@ -15,6 +15,7 @@ from saferun.model import RankEnd
 from saferun.report.calls_text import console_calls
 from saferun.report.failure_lines import console_locals, is_recorded
 from saferun.report.text_diagram import WIDTH, frame_text, group_lines, is_user_code, rank_ranges, tree_lines
+from saferun.report.verdict_text import single_ranks_text
 from saferun.text.bounded_json import shown
 from saferun.text.redaction import lines_without_keys
 from saferun.text.wording import LONG_STEP, duration_text, ranks_text, size_text
@@ -473,16 +474,8 @@ def _verdict_text(verdict: HangVerdict, count: int, hosts: Sequence[HostView] = 
             message = f"no collective has made progress for {lasted}, and all ranks are otherwise idle"
         case "spinning":
             message = f"{ranks} in a busy loop for {lasted}, and no other rank made progress"
-        case "stopped":
-            message = f"{ranks} in state T (stopped by a signal) for {lasted}"
-        case "uninterruptible":
-            message = f"{ranks} in state D (uninterruptible sleep) for {lasted}"
-        case "heartbeat":
-            message = f"no heartbeat from {ranks} for {lasted}"
-        case "overdue":
-            message = f"{ranks} in a phase that takes longer than expected (saferun.expect), {lasted} so far"
         case kind:
-            message = f"{shown(kind, 40)} for {lasted}"
+            message = single_ranks_text(kind, ranks, verdict.lasted_s) or f"{shown(kind, 40)} for {lasted}"
     if not verdict.certain:
         message = f"suspected: {message}"
     return f"{message}; reported {count} times" if count > 1 else message

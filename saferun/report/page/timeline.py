@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from saferun.model import Value, signal_name
 from saferun.report.page.contents import IncidentPart, PreflightSection, ReportPart, VerdictPart
-from saferun.report.page.hang_text import OF_SINGLE_RANKS, single_ranks_text
+from saferun.report.page.hang_text import whose_text
 from saferun.report.page.host_clocks import clock_corrections, hosts_listed
 from saferun.report.page.page_model import LABEL_CHARACTERS, Mark, Segment, Timeline, TimelineRow
 from saferun.report.page.run_contents import EventLine, HostEvents, QuietPart
@@ -20,6 +20,7 @@ from saferun.report.page.step_marks import (
     steps_in,
 )
 from saferun.report.text_diagram import rank_ranges
+from saferun.report.verdict_text import OF_SINGLE_RANKS, single_ranks_text
 from saferun.text.bounded_json import shown
 from saferun.text.wording import count_text, duration_text
 
@@ -314,7 +315,7 @@ class _Replay:
             if _stands_still(verdict, track):
                 is_culprit = track.rank in self._culprits.get(event.attempt, ())
                 track.begin_earlier("stuck" if is_culprit else "wait", since, at)
-        text = single_ranks_text(verdict.kind, verdict.ranks, verdict.quiet_s)
+        text = single_ranks_text(verdict.kind, whose_text(verdict.ranks), verdict.quiet_s)
         text = text or f"no progress for {duration_text(max(verdict.quiet_s, 0.0))}"
         hangs = "the job hangs" if verdict.certain else "the job may hang"
         _add_mark(self._recorded.marks, Mark("hang", at, f"{text}: {hangs}"))

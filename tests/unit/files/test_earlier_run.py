@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import TYPE_CHECKING
+import shutil
+import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,15 +25,15 @@ END = {"time": 2.0, "exit_code": 0, "outcome": "succeeded", "headline": ""}
 
 
 def write_record(
-    path: Path, host: str, *, process: ProcessIdentity | None = ELSEWHERE, ended: bool = True, run_id: str = "old"
+    path: Path, host: str, *, process: ProcessIdentity | None = ELSEWHERE, ended: bool = True, started_at: float = 1.0
 ) -> None:
     """A run.json."""
     content = {
-        "run_id": run_id,
+        "run_id": "old",
         "command": ["x"],
         "host": host,
         "process": process._asdict() if process is not None else None,
-        "started_at": 1.0,
+        "started_at": started_at,
         "directory": "",
         "end": END if ended else None,
     }
@@ -86,6 +88,9 @@ def test_what_a_host_led_once_says_nothing_about_its_files_of_a_later_run(tmp_pa
     """They have no record yet: perhaps that run has just begun."""
     write_host(tmp_path, "node1", leads=True)
     assert set_aside(tmp_path, "node1", leads=True, hosts=["node1"])[0]
+    (earlier,) = tmp_path.glob("earlier-*/node1")
+    shutil.rmtree(earlier)
+    earlier.mkdir()  # so that nothing but the rule keeps another directory from its place
     write_host(tmp_path, "node1", "new")
     (tmp_path / "node1" / "run.json").unlink()
     write_record(tmp_path / "run.json", "node2", process=HERE, ended=False)
@@ -115,10 +120,12 @@ def test_hosts_of_the_earlier_run_that_this_one_lacks_leave_nothing(tmp_path: Pa
 
 
 def test_only_what_is_an_ended_host_s_is_moved(tmp_path: Path) -> None:
-    """Not a host of this run, one that lives, another run below this directory, or what is the user's own."""
+    """Not a host of this run, one that lives or says nothing, another run below it, or what is the user's own."""
     for host in ("node1", "node2", "node3", "node4"):
         write_host(tmp_path, host, leads=host == "node1", ended=host != "node3")
     write_record(tmp_path / "node3" / "run.json", "node3", process=HERE, ended=False)
+    write_host(tmp_path, "node5")
+    (tmp_path / "node5" / "run.json").unlink()  # it has just begun
     (tmp_path / "inner").mkdir()
     write_host(tmp_path / "inner", "node1", leads=True)
     (tmp_path / "checkpoints").mkdir()
@@ -130,6 +137,56 @@ def test_only_what_is_an_ended_host_s_is_moved(tmp_path: Path) -> None:
     assert (tmp_path / "link").is_symlink()
 
 
+@pytest.mark.parametrize("leads", [False, True])
+def test_a_host_that_left_a_job_which_goes_on_moves_nothing_when_it_comes_again(tmp_path: Path, *, leads: bool) -> None:
+    """An elastic job: the host led it, left, and is started again; another one leads now, and a third has left, too."""
+    for host in ("node1", "node2", "node3"):
+        write_host(tmp_path, host, leads=host == "node1")
+    left = {**END, "outcome": "left", "time": time.time() - 60}
+    for host, path in (("node1", tmp_path), ("node3", tmp_path / "node3")):
+        record = json.loads((path / "run.json").read_text())
+        (path / "run.json").write_text(json.dumps({**record, "end": left, "host": host}))
+    write_record(tmp_path / "node2" / "run.json", "node2", process=HERE, ended=False)
+    before = files_in(tmp_path)
+    assert set_aside(tmp_path, "node1", leads=leads, hosts=["node1", "node2"] if leads else ()) == ("", None)
+    assert files_in(tmp_path) == before
+
+
+def test_a_host_that_left_a_job_which_has_ended_sets_its_files_aside(tmp_path: Path) -> None:
+    """What lives there now has begun later: it is part of this run."""
+    write_host(tmp_path, "node1", leads=True)
+    record = json.loads((tmp_path / "run.json").read_text())
+    left = {**END, "outcome": "left"}
+    (tmp_path / "run.json").write_text(json.dumps({**record, "end": left}))
+    write_host(tmp_path, "node2", "new")
+    write_record(tmp_path / "node2" / "run.json", "node2", process=HERE, ended=False, started_at=3.0)
+    assert set_aside(tmp_path, "node1", leads=True, hosts=["node1", "node2"])[0]
+    assert {name.partition("/")[0] for name in files_in(tmp_path)} == {"node2"}
+
+
+@pytest.mark.parametrize("step", ["_new_directory", "run_records"])
+def test_of_a_host_that_begins_anew_meanwhile_nothing_is_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Another job on it, which has the same directory, sets its files aside itself."""
+    for host in ("node1", "node2"):
+        write_host(tmp_path, host, leads=host == "node1")
+    real = getattr(earlier_run, step)
+
+    def begin_anew(*arguments: Any) -> Any:
+        found = real(*arguments)
+        if "node1" not in arguments:
+            monkeypatch.undo()
+            assert set_aside(tmp_path, "node2")[0]
+            write_host(tmp_path, "node2", "new")
+            write_record(tmp_path / "node2" / "run.json", "node2", process=HERE, ended=False)
+        return found
+
+    monkeypatch.setattr(earlier_run, step, begin_anew)
+    assert set_aside(tmp_path, "node1", leads=True, hosts=["node1"])[0]
+    assert (tmp_path / "node2" / "events.jsonl").read_text() == "new\n"
+
+
 def test_where_the_hosts_of_this_run_are_not_known_those_of_the_earlier_one_stay(tmp_path: Path) -> None:
     """A launch may end before its hosts have met."""
     for host in ("node1", "node2"):
@@ -138,9 +195,9 @@ def test_where_the_hosts_of_this_run_are_not_known_those_of_the_earlier_one_stay
     assert "node2/events.jsonl" in files_in(tmp_path)
 
 
-@pytest.mark.parametrize(("others", "is_moved"), [((), True), (("node3",), True), (("fe80::1",), False)])
+@pytest.mark.parametrize(("others", "is_moved"), [((), True), (("node3",), True), (("fe80::1",), False), (None, False)])
 def test_the_leader_knows_the_hosts_of_this_run_by_their_directories(
-    tmp_path: Path, others: tuple[str, ...], *, is_moved: bool
+    tmp_path: Path, others: tuple[str, ...] | None, *, is_moved: bool
 ) -> None:
     """A host whose name is no file's has a directory of another name: it could be any of those that are here."""
     for host in ("node1", "node2", "node3"):
@@ -148,11 +205,11 @@ def test_the_leader_knows_the_hosts_of_this_run_by_their_directories(
     run_dir = RunDirectory(
         str(tmp_path), wanted=True, host="node1", run_id="0123456789abcdef", warn=print, files=DirectFiles()
     )
-    run_dir.join("", host="node1", is_part=False, hosts=("node1", *others))
+    run_dir.join("", host="node1", is_part=False, hosts=None if others is None else ("node1", *others))
     run_dir.open()
     run_dir.close()
     left = {path.parent.name for path in tmp_path.glob("node*/attempt_0")}
-    assert left == ({"node3"} & set(others) if is_moved else {"node2", "node3"})
+    assert left == ({"node3"} & set(others or ()) if is_moved else {"node2", "node3"})
 
 
 @pytest.mark.parametrize(

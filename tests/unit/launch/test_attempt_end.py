@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -127,3 +128,14 @@ def test_a_host_that_the_job_goes_on_without_has_not_succeeded(action: Finish, o
     )
     AttemptEnd(context).finish(action)
     assert written == [(action.exit_code, outcome)] * 2
+
+
+def test_the_leader_names_all_other_hosts_and_spares_to_the_run_directory() -> None:
+    """It moves what hosts that are not among them left there of an earlier run."""
+    context = MagicMock()
+    context.job.peers = {1: SimpleNamespace(label="node2"), 2: SimpleNamespace(label="node3")}
+    setup: Any = AttemptSetup.__new__(AttemptSetup)
+    setup.__dict__.update(_context=context, _config=SimpleNamespace(hosts=SimpleNamespace(task=None)))
+    setup.__dict__.update(_preparation=lambda _placement: None)
+    setup.on_assigned(ASSIGNMENT._replace(leads=True, spares=("node4",)))
+    assert set(context.run_dir.join.call_args.kwargs["hosts"]) == {"node2", "node3", "node4"}
