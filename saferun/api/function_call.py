@@ -93,11 +93,9 @@ def _pickled(function: Callable[..., object], args: tuple[Any, ...]) -> bytes:
             return pickle.dumps((function, args))
         import cloudpickle  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
-        name = name_of(function)
-        raise UsageError(
-            f"{name} cannot be imported by the ranks: it is defined in a notebook, in __main__ or in a function",
-            "move it into a module, or install cloudpickle",
-        ) from None
+        why = "it, or what it holds, is defined in a notebook, in __main__ or in a function, or cannot be pickled"
+        hint = "move it into a module, or install cloudpickle"
+        raise UsageError(f"{name_of(function)} cannot be imported by the ranks: {why}", hint) from None
     except Exception as error:
         raise UsageError(f"the arguments cannot be pickled: {error}", "pass numbers, strings or lists") from None
     try:

@@ -42,7 +42,7 @@ _BLOCKS = frozenset({'"""', "'''"})
 _PLAIN = Shape(r"""[^\s,;"'`\\]+""")
 _OF_A_QUERY = Shape(r"""[^\s,;"'`\\&#]+""")
 _OF_A_PATH = Shape(r"""[^\s,;"'`\\/]+""")
-_LINE = Shape(r"""[^\r\n"'`\\]+""")
+_LINE = Shape(r"""[^\r\n\v"'`\\]+""")
 # Braces around a whole value, as of an environment, or a template with more behind it.
 _BRACED = Shape(r"""(\{[^\s"'`:,;={}\\]+\}(?=[\s,;]|\Z))|\{{1,2}[^\s"'`,;{}\\]+\}{1,2}[^\s"'`,;&{}\\]{4,}+""")
 _SCHEME = Shape(r"(?:bearer|basic|digest|token|apikey|negotiate|aws4-hmac-sha256)\s+", re.IGNORECASE)

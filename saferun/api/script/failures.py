@@ -118,6 +118,9 @@ def _install(file: str) -> None:
                 name = arguments.thread.name if arguments.thread is not None else ""
                 _keep(arguments.exc_value, _installed[0], thread=name or "?")
 
+        # They can be pickled, as those in whose place they are.
+        excepthook.__module__, excepthook.__qualname__ = "sys", "excepthook"
+        thread_excepthook.__module__, thread_excepthook.__qualname__ = "threading", "excepthook"
         sys.excepthook, threading.excepthook = excepthook, thread_excepthook
     except Exception:  # noqa: S110 - it may not disturb the script
         pass

@@ -122,7 +122,7 @@ def path_to_make(value: str, host: HostFacts) -> str:
 
 
 def directory_to_read(value: str, host: HostFacts) -> str:
-    """A directory that its reader finds a leading ~ of, and that need not be written to: or one that can be made."""
+    """A directory that is there, even if it cannot be written to, or can be made. Its reader expands a leading ~."""
     fact = host.paths.get(checkable_path(value))
     if value.startswith("~") or fact is None or fact.is_directory:
         return ""

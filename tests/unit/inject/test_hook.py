@@ -8,6 +8,7 @@ import importlib
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -308,6 +309,34 @@ def test_an_old_python_runs_the_site_s_own_and_complains_of_nothing(tmp_path: Pa
         assert f"{site}" in lines[2], python
         assert "SAFERUN" not in lines[2], python
         assert str(hook) not in lines[2], python
+
+
+OTHER_PYTHONS = [
+    path
+    for version in ("3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
+    for path in glob.glob(os.path.expanduser(f"~/.pyenv/versions/{version}.*/bin/python"))
+]
+
+
+@pytest.mark.skipif(not OTHER_PYTHONS, reason="there is no other Python here")
+def test_every_python_ends_well(tmp_path: Path) -> None:
+    """With what it has compiled before as well. 3.8 and 3.9 call a module at their end that they do not keep alive."""
+    hook = tmp_path / "hook"
+    shutil.copytree(INJECT, hook, ignore=shutil.ignore_patterns("__pycache__"))
+    environ = environ_of(tmp_path / "a0r0")
+    environ["PYTHONPATH"] = environ["PYTHONPATH"].replace(str(INJECT), str(hook))
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    for python in OTHER_PYTHONS:
+        for _ in range(5):
+            done = subprocess.run(
+                [python, "-c", "import threading"],
+                env=environ,
+                capture_output=True,
+                text=True,
+                timeout=DEADLINE_S,
+                check=False,
+            )
+            assert (done.returncode, done.stderr) == (0, ""), python
 
 
 # -------------------------------------------------------------------------------------------------------------- stacks

@@ -42,6 +42,11 @@ def test_a_text_of_several_lines_is_redacted_before_it_is_one_line(
     assert S not in way(f"at api_key='ab\n{S}\nnext")  # the quote is not closed
 
 
+@pytest.mark.parametrize("way", [shown, redacted_line])
+def test_a_header_ends_with_its_line(way: Callable[[str], str]) -> None:
+    assert way("Authorization: Bearer abcdefgh\nValueError: x") == f"Authorization: Bearer {REDACTED}?ValueError: x"
+
+
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_a_secret_that_extends_across_the_limit_is_not_shown(way: Callable[[str], str]) -> None:
     """The beginning of one is one."""

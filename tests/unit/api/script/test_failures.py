@@ -235,3 +235,15 @@ def test_it_is_silent_where_the_description_fails(monkeypatch: pytest.MonkeyPatc
 
     with pytest.raises(ValueError, match="wrong"):
         main()
+
+
+def test_what_prints_uncaught_exceptions_can_be_pickled_as_ever(tmp_path: Path) -> None:
+    """By its name, as Python's own: an object that keeps the previous one may go to a process that is spawned."""
+    source = """
+import pickle, threading
+saferun.record()
+for hook in (sys.excepthook, threading.excepthook):
+    print(pickle.loads(pickle.dumps(hook)) is hook)
+"""
+    done = run(tmp_path, source, SAFERUN_HEARTBEAT_FILE=str(tmp_path / "a0r0.heartbeat"))
+    assert done.stdout == "True\nTrue\n", done.stderr
