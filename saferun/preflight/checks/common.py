@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
+from saferun.errors import suppress
 from saferun.linux.nccl_files import variables_in_nccl_files
 from saferun.preflight.checks.context import CheckContext
 
@@ -30,8 +31,9 @@ def with_nccl_conf(context: CheckContext) -> Mapping[str, str]:
         return environ
     found: list[dict[str, str]] = []
     reader = threading.Thread(target=lambda: found.append(variables_in_nccl_files(environ, system_file)), daemon=True)
-    reader.start()
-    reader.join(_FILES_S)
+    with suppress(RuntimeError):  # there can be no other thread
+        reader.start()
+        reader.join(_FILES_S)
     variables = found[0] if found else variables_in_nccl_files(environ, system_file, with_user=False)
     return {**{name: value for name, value in variables.items() if name.startswith("NCCL_")}, **environ}
 
