@@ -212,18 +212,20 @@ class CoordinatorAttempt:
         self._check_acks()
 
     def lose_task(self, task: int, *, is_leaving: bool = False) -> bool:
-        """A task has gone; nothing is expected of it any more.
+        """A task has gone; nothing is expected of it any more. That it has may be found twice.
 
         Args:
             task: which.
             is_leaving: whether it has said goodbye.
 
         Returns:
-            Whether the job can do without it: its ranks have ended well, or this host is a spare.
+            Whether there is nothing to report: the job can do without it, as its ranks have ended well or this host is
+            a spare, or it is known to have gone.
         """
+        is_known = task in self._gone
         self._gone.add(task)
         self._check_acks()
-        if is_leaving:
+        if is_leaving or is_known:
             return True
         if task not in self._done and not self.assignment.is_spare:
             return False

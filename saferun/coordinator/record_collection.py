@@ -41,6 +41,8 @@ _LIST_MISSING_EVERY_S = 1.0
 # A record that has lain there for longer may be that of a process that has ended since.
 _STALE_RECORD_S = 2.0
 _READ_TIMEOUT_S = 3.0
+# The same of hosts that have left, of which some may have come again.
+_READ_AGAIN_TIMEOUT_S = 0.5
 # So many hosts that came early are probed at once, and for so long: one that does not answer at all takes 9.5 s.
 _MOST_PROBED = 128
 _PROBE_S = 10.0
@@ -317,12 +319,16 @@ class RecordCollection:
             if not error.is_published:
                 publish_failure(client, self._prefix, error)
             text = client.find(f"{self._prefix}fail") or b""
-            arrived = [seat for seat in self._seats if client.check(self._key(seat))]
-            for seat in arrived:
-                self._hand_out(client, seat, text.decode(errors="replace"))
-            give_up_at = time.monotonic() + _READ_TIMEOUT_S
-            while client.add(f"{self._prefix}read", 0) < len(arrived) and time.monotonic() < give_up_at:
-                time.sleep(0.02)
+            handed_out = 0
+            # One after the other: whoever has come again counts as a reader, too.
+            for seats, timeout_s in ((self._seats, _READ_TIMEOUT_S), (list(self.withdrawn), _READ_AGAIN_TIMEOUT_S)):
+                arrived = [seat for seat in seats if client.check(self._key(seat))]
+                for seat in arrived:
+                    self._hand_out(client, seat, text.decode(errors="replace"))
+                handed_out += len(arrived)
+                give_up_at = time.monotonic() + (timeout_s if arrived else 0.0)
+                while client.add(f"{self._prefix}read", 0) < handed_out and time.monotonic() < give_up_at:
+                    time.sleep(0.02)
         except StoreBrokenError:
             pass
 

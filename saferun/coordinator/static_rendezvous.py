@@ -420,6 +420,7 @@ class StaticRendezvous:
                 self._wait_for_place(rdzv)
             else:
                 self._wait_for_first(rdzv, wanted)
+        rdzv.wait_for("the leader's answer")  # that it has yet to begin is not reported any more
         return wanted
 
     def _find_round(self, client: StoreClient, rdzv: RendezvousRound) -> bytes | None:

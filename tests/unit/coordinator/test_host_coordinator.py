@@ -12,6 +12,7 @@ from saferun.coordinator.assignments import HostRecord, TaskRecord, assign
 from saferun.coordinator.attempt import CoordinatorAttempt
 from saferun.coordinator.host_coordinator import HostCoordinator
 from saferun.coordinator.rendezvous_round import RendezvousResult, RendezvousRound
+from saferun.model import RANKS_DONE
 from tests.unit.coordinator.memory_store import MemoryStore
 
 
@@ -105,10 +106,19 @@ class Host:
             self.coordinator.handle(one, {"op": "join", "attempt": attempt, **request})  # type: ignore[arg-type]
 
     def lose(self, task: int, *, is_leaving: bool = False) -> None:
-        one = self.lines[task]
-        one.is_leaving = is_leaving
-        self.connected.remove(one)
-        self.coordinator.lose_task(one)  # type: ignore[arg-type]
+        self.lines[task].is_leaving = is_leaving
+        self.disconnect(task)
+        self.notice(task)
+
+    def disconnect(self, task: int) -> None:
+        self.connected.remove(self.lines[task])
+
+    def notice(self, task: int) -> None:
+        self.coordinator.lose_task(self.lines[task])  # type: ignore[arg-type]
+
+    def finish(self, task: int, attempt: int = 0) -> None:
+        state = {"op": "state", "attempt": attempt, "state": {"s": RANKS_DONE}}
+        self.coordinator.handle(self.lines[task], state)  # type: ignore[arg-type]
 
     def meet(self, attempt: int = 0) -> None:
         self.others_come[attempt].set()
@@ -156,3 +166,30 @@ def test_a_task_of_a_spare_that_ends_while_the_hosts_meet_costs_one_line(monkeyp
     host.lose(1)
     host.meet()
     assert [op for op, _ in host.lines[0].heard] == ["joined", "warn"]
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_the_previous_attempt_does_not_go_on_without_a_task_that_ends_while_the_hosts_meet_again(
+    monkeypatch: pytest.MonkeyPatch, spares: int
+) -> None:
+    """Its ranks may have ended well there, and this host may be a spare again: only the next one shows what follows."""
+    host = Host(monkeypatch, spares)
+    host.join()
+    host.meet()
+    host.finish(1)
+    host.join(attempt=1)
+    host.lose(1)
+    assert host.lines[0].heard == [("joined", 0)]
+    host.meet(attempt=1)
+    assert [op for op, _ in host.lines[0].heard] == ["joined", "joined", "warn" if spares else "task_lost"]
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_task_whose_end_is_noticed_twice_is_reported_once(monkeypatch: pytest.MonkeyPatch, spares: int) -> None:
+    """Its connection is gone, and what follows from that waits until the attempt has begun, which misses it as well."""
+    host = Host(monkeypatch, spares)
+    host.join()
+    host.disconnect(1)
+    host.meet()
+    host.notice(1)
+    assert [op for op, _ in host.lines[0].heard] == ["joined", "warn" if spares else "task_lost"]

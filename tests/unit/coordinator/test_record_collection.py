@@ -235,13 +235,16 @@ def test_a_host_that_leaves_while_others_are_awaited_is_replaced() -> None:
     arrival.join()
 
 
-def test_a_host_that_leaves_when_all_have_come_gets_no_ranks() -> None:
+def test_a_host_that_leaves_when_all_have_come_gets_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its record is still there; it is not probed in vain."""
+    probed: list[str] = []
+    monkeypatch.setattr(record_collection, "is_gone", lambda record, _own: probed.append(record.name))
     store, collection = started(1, 2, needed=3)
     leave(store, 3)
-    collection._can_probe, collection._seen_at = True, {3: 0.0}
+    collection._can_probe, collection._seen_at = True, dict.fromkeys([2, 3], -record_collection._STALE_RECORD_S)
     assert collected(collection) == ["node0", "node1", "node2"]
     assert collection.here == [1, 2]
+    assert probed == ["node2"]
 
 
 def test_where_too_many_leave_or_a_user_ends_the_job_all_end() -> None:
@@ -255,6 +258,38 @@ def test_where_too_many_leave_or_a_user_ends_the_job_all_end() -> None:
     with pytest.raises(JoinFailedError, match="node3 left") as raised:
         collected(collection, timeout_s=30.0)
     assert raised.value.end == EndNote("saferunctl stop")
+
+
+@pytest.mark.parametrize("comes_again", [False, True])
+def test_a_host_that_has_left_and_comes_again_learns_why_the_hosts_do_not_meet(*, comes_again: bool) -> None:
+    """It would look for the first host until its start timeout. One that does not come again is not waited for."""
+    store, collection = started(1, 2, needed=4)
+    store.take_away("r0/read")
+    heard: list[tuple[str, str]] = []
+
+    def follow(seat: int) -> None:
+        rdzv = RendezvousRound(fit(JoinRequest, {**MEETING, "spares": 1, "timeout_s": 60}))
+        own = OWN._replace(name=f"node{seat}", born="again")
+        with pytest.raises(JoinFailedError) as raised:
+            await_assignment(Follows(store), "r0/", seat, rdzv, own)  # type: ignore[arg-type]
+        heard.append((own.name, raised.value.what))
+
+    class Follows(Accepted):
+        def get(self, key: str, timeout_s: float, **_: object) -> bytes | None:  # type: ignore[override]
+            return Client.get(self, key, timeout_s)
+
+    leave(store, 3)
+    come = (1, 2, 3) if comes_again else (1, 2)
+    threads = [threading.Thread(target=follow, args=(seat,), daemon=True) for seat in come]
+    for thread in threads:
+        thread.start()
+    why = "node3 left while the hosts of the job met"
+    with pytest.raises(JoinFailedError, match=why):
+        collected(collection)
+    for thread in threads:
+        thread.join(20.0)
+    assert sorted(heard) == [(f"node{seat}", why) for seat in come]
+    assert store.keys["r0/read"] == str(len(come)).encode()
 
 
 def test_a_host_that_comes_when_all_have_their_assignments_hears_that_it_is_late() -> None:

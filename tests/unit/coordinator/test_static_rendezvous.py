@@ -122,11 +122,14 @@ class Reached:
         return self._memory.client()
 
 
-def following(**fields: Any) -> tuple[RendezvousRound, threading.Thread, list[Exception]]:
-    """A host that has found the store of a first host that does not begin. Returns what that comes to, too."""
+def following(*keys: str, **fields: Any) -> tuple[RendezvousRound, threading.Thread, list[Exception]]:
+    """A host that has found the store of a first host, which has written these keys. Returns what comes of it, too."""
     rdzv = joined(node_rank=1, name="node1", report_every_s=0.1, **fields)
     rendezvous = StaticRendezvous(SimpleNamespace())  # type: ignore[arg-type]
-    rendezvous._finder = Reached(MemoryStore())  # type: ignore[assignment]
+    memory = MemoryStore()
+    for key in keys:
+        memory.write(key, "0")
+    rendezvous._finder = Reached(memory)  # type: ignore[assignment]
     errors: list[Exception] = []
 
     def follow() -> None:
@@ -159,3 +162,21 @@ def test_a_host_that_waits_for_the_first_to_begin_ends_with_its_tasks() -> None:
     rdzv.is_over = True
     thread.join(20.0)
     assert [type(error) for error in errors] == [CancelledError]
+
+
+@pytest.mark.parametrize("keys", [("round", "r0/open"), ("round", "r0/open", "r0/done", "r1/open")])
+def test_a_first_host_that_has_begun_is_not_waited_for_to_begin(
+    monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
+) -> None:
+    """Nor is its next attempt. Who is missing is known a moment later."""
+    statuses: list[str] = []
+
+    def await_none(_client: object, _prefix: str, _host: int, rdzv: RendezvousRound, *_: object) -> None:
+        statuses.append(rdzv._message)
+        raise CancelledError
+
+    monkeypatch.setattr(static_rendezvous, "await_assignment", await_none)
+    _, thread, errors = following(*keys)
+    thread.join(20.0)
+    assert [type(error) for error in errors] == [CancelledError]
+    assert statuses == ["waiting for the leader's answer"]
