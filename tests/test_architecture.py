@@ -139,6 +139,7 @@ PURE = (
     "report/slow_text",
     "report/speedscope",
     "report/text_diagram",
+    "report/verdict_text",
     "watchdog/detector",
     "watchdog/hang_rules",
     "watchdog/job_detector",
