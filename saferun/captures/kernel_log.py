@@ -34,11 +34,11 @@ _FACILITY_SHIFT = 3
 # time since boot.
 _DRIFT = 30e-6
 _SLACK_S = 1.0
-# A later mark would leave out what came since the start.
-_MARK_S = 2.0
+# A later mark would leave out what came since the start. So does this one: of what comes so soon, nothing ends a rank.
+_MARK_S = 0.5
 _KMSG = "/dev/kmsg"
-# The number of the newest record of /dev/kmsg at the start of the ranks, if it is known.
-_MARK: list[int] = []
+# The number of the newest record of /dev/kmsg at the start of the ranks, and when that was, if it is known.
+_MARK: list[tuple[int, float]] = []
 
 
 class KernelLog(Value):
@@ -130,16 +130,17 @@ def mark_start(started_at: float, kmsg: str = _KMSG) -> None:
         for record in _records(kmsg, deadline):
             newest = _number_of(record)
     if newest >= 0 and time.monotonic() < deadline:
-        _MARK.append(newest)
+        _MARK.append((newest, started_at))
 
 
 def _read_kmsg(path: str, oldest_s: float, deadline: float) -> list[str]:
     lines: deque[str] = deque(maxlen=_LINES)
+    after, started_at = _MARK[0] if _MARK else (None, 0.0)
+    if after is not None and oldest_s <= started_at:
+        oldest_s = 0.0  # all that is newer than the mark is wanted
     for record in _records(path, deadline):
-        if not _MARK:
+        if after is None or _number_of(record) > after:
             lines += parse_record(record, oldest_s)
-        elif _number_of(record) > _MARK[0]:
-            lines += parse_record(record, 0.0)
     return list(lines)
 
 

@@ -211,14 +211,18 @@ def _own_kill(before: MemoryState, after: MemoryState, rss_bytes: int, lines: li
     """
     from saferun.evidence.job_evidence import OomKill  # not needed at start-up
 
-    own = [line for line in lines if line.is_cgroup and line.limit_bytes == after.limit_bytes]
-    last = (own or lines)[-1:]
-    is_cgroup = last[0].is_cgroup if last else after.limit_hits > before.limit_hits
+    of_host = [line for line in lines if not line.is_cgroup]
+    own = [line for line in lines if line.is_cgroup and line.limit_bytes and line.limit_bytes == after.limit_bytes]
+    if not after.limit_bytes and len(lines) == 1 and not of_host:
+        own = lines  # a limit that is not seen in the container
+    is_cgroup = bool(own) or (not of_host and (bool(lines) or after.limit_hits > before.limit_hits))
+    is_one = len(own) == kills == 1
+    limit_bytes = after.limit_bytes or (own[0].limit_bytes if is_one else 0)
     return OomKill(
         "cgroup" if is_cgroup else "host",
-        after.limit_bytes if is_cgroup else after.host_bytes,
-        own[0].rss_bytes if len(own) == kills == 1 else rss_bytes,
-        () if is_cgroup else tuple(dict.fromkeys(line.pid for line in lines if not line.is_cgroup)),
+        limit_bytes if is_cgroup else after.host_bytes,
+        own[0].rss_bytes if is_one else rss_bytes,
+        () if is_cgroup else tuple(dict.fromkeys(line.pid for line in of_host)),
         kills,
         "memory cgroup",
     )

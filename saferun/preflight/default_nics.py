@@ -265,8 +265,9 @@ def mpirun_options(names: Sequence[str]) -> str:
 def loopback_between(infos: Mapping[int, HostInfo]) -> tuple[CheckResult, ...]:
     """The hosts on which gloo would listen on loopback, though there are others that look for it.
 
-    One host cannot know by itself: several tasks on one machine meet there quite well. A host whose loopback interface
-    has an address that leads to it from elsewhere, as routing protocols announce it, may be reached there.
+    One host cannot know by itself: several tasks on one machine meet there quite well. A host whose own name is an
+    address of the loopback interface that leads to it from elsewhere, as routing protocols announce it, may be reached
+    there.
 
     Args:
         infos: of all hosts, by number.
@@ -281,7 +282,8 @@ def loopback_between(infos: Mapping[int, HostInfo]) -> tuple[CheckResult, ...]:
     results = []
     for info in infos.values():
         interfaces = [nic for nic in info.nics if nic.kind == "loopback"]
-        if any(map(address_to_reach, interfaces)):
+        own_addresses = {address for answer in info.names[:1] for address in answer[1:]}  # its own name is the first
+        if any(_leads_here(address) and address in own_addresses for nic in interfaces for address in nic.addresses):
             continue
         loopback = {nic.name for nic in interfaces} or {"lo"}
         is_known = any(result.class_name == "network_interface" for result in info.results)

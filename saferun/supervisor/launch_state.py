@@ -157,7 +157,7 @@ class LaunchState:
         self.restarts = 0  # failures that the job has recovered from; retries of a start are not among them
         self.leads = True
         self.stop_signum: int | None = None  # that the user or the scheduler sent to this host
-        self.interrupted_at: float | None = None  # when the first SIGINT came
+        self.interrupted_at: float | None = None  # when a SIGINT came of which another launcher may repeat the same
         self.stopped_by = ""  # who asked for the end of the job, if it was by saferunctl
         self.failure_code = 1  # the exit code of a launch that fails, or that saferunctl stops
         self.is_request_ours = False  # whether saferunctl has asked this host

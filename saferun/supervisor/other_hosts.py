@@ -74,6 +74,7 @@ def on_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
     launch.add_ending(Hung() if event.reason == "hang" else _ending(launch, event))
     if event.reason == "hang":
         if not launch.attempt.is_captured:
+            launch.attempt.others.culprits = event.culprits
             return capture(launch, event.at)
         # RUNNING -> STOPPING: it has just been captured on all hosts.
         return stop(launch, event.at, signal.SIGTERM, launch.to_be_aborted(event.culprits))

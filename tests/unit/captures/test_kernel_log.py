@@ -338,11 +338,20 @@ def test_an_error_of_the_attempt_before_is_not_counted_again(device: list[bytes]
     assert read_kernel_log(time.time(), soon(), kmsg="/dev/null").lines == (OOM,)
 
 
-def test_a_mark_that_comes_late_leaves_nothing_out(device: list[bytes]) -> None:
+def test_who_asks_for_what_is_newer_than_the_start_gets_no_more(device: list[bytes]) -> None:
+    """Stacks that are asked for later."""
+    device += [stamped(7, XID_79, age_s=9e6), stamped(8, OOM, age_s=3600), stamped(9, XID_79, age_s=0)]
+    kernel_log._MARK.append((7, time.monotonic() - 7200))
+    assert read_kernel_log(time.time() - 10, soon(), kmsg="/dev/null").lines == (XID_79,)
+    assert read_kernel_log(time.time() - 7200, soon(), kmsg="/dev/null").lines == (OOM, XID_79)
+
+
+@pytest.mark.parametrize("late_s", [1.0, 3.0])
+def test_a_mark_that_comes_late_leaves_nothing_out(device: list[bytes], late_s: float) -> None:
     """The examiner may have waited for a file system: what came meanwhile may be the cause. So is a mark of before."""
     device.append(stamped(7, XID_79, age_s=1))
-    kernel_log._MARK.append(7)
-    mark_start(time.monotonic() - 3, "/dev/null")
+    kernel_log._MARK.append((7, time.monotonic()))
+    mark_start(time.monotonic() - late_s, "/dev/null")
     assert read_kernel_log(time.time() - 60, soon(), kmsg="/dev/null").lines == (XID_79,)
 
 

@@ -175,6 +175,32 @@ def test_the_limit_of_another_container_is_not_the_own_one(is_last: bool) -> Non
     assert (kill.pids, kill.kills, kill.source) == ((), 1, "memory cgroup")
 
 
+@pytest.mark.parametrize("limit_bytes", [0, 64 * GIB])
+def test_a_kill_for_the_memory_of_the_host_has_no_limit_of_another_container(limit_bytes: int) -> None:
+    lines = (*HOST_KILL, *kill_line(GIB, 991, GIB))
+    kill = oom_kill_between(
+        _state(limit_bytes=limit_bytes), _state(limit_bytes=limit_bytes, oom_kills=1), 0, lines, [57]
+    )
+    assert kill is not None
+    assert (kill.scope, kill.limit_bytes, kill.rss_bytes, kill.pids) == ("host", 512 * GIB, 0, (99,))
+
+
+def test_a_limit_that_the_container_does_not_see_is_that_of_the_only_kill() -> None:
+    """That of a pod: the container itself has none."""
+    lines = kill_line(64 * GIB, 88123, 61 * GIB)
+    kill = oom_kill_between(_state(limit_bytes=0), _state(limit_bytes=0, oom_kills=1), 5 * GIB, lines, [57])
+    assert kill is not None
+    assert (kill.scope, kill.limit_bytes, kill.rss_bytes) == ("cgroup", 64 * GIB, 61 * GIB)
+
+
+def test_a_kill_without_a_known_limit_is_not_that_of_another_container() -> None:
+    """The line with the limit has fallen out of the log."""
+    lines = (kill_line(0, 991, GIB)[1], *kill_line(GIB, 992, GIB))
+    kill = oom_kill_between(_state(limit_bytes=0), _state(limit_bytes=0, oom_kills=1), 5 * GIB, lines, [57])
+    assert kill is not None
+    assert (kill.limit_bytes, kill.rss_bytes) == (0, 5 * GIB)
+
+
 def test_of_several_kills_none_is_known_to_be_that_of_the_rank() -> None:
     lines = (*kill_line(64 * GIB, 88123, 3 * GIB), *kill_line(64 * GIB, 88124, 51 * GIB))
     kill = oom_kill_between(_state(), _state(oom_kills=2), 7 * GIB, lines, [57])

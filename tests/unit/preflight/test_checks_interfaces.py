@@ -464,13 +464,16 @@ def test_loopback_between_hosts_is_told_of_those_that_have_it() -> None:
     assert [result.verdict for result in loopback_between(infos)] == ["warn"], "nobody may ask gloo"
 
 
-def test_an_address_on_loopback_that_is_announced_to_others_is_reached() -> None:
-    """Hosts of a routed network have the address of their name there, and each port is but a way to it."""
+@pytest.mark.parametrize("is_own", [True, False])
+def test_an_address_on_loopback_that_is_announced_to_others_is_reached(*, is_own: bool) -> None:
+    """Hosts of a routed network have the address of their name there. A virtual address of a service is another one."""
     infos = {}
     for number in range(2):
-        routed = LO._replace(addresses=("127.0.0.1", f"10.99.0.{number}"))
-        infos[number] = info(f"node{number}", (routed, *other(CLUSTER[1:], number)), ("lo",), backend="gloo")
-    assert loopback_between(infos) == ()
+        address = f"10.99.0.{number}"
+        names = ((f"node{number}", address if is_own else "127.0.1.1"), ("master", "10.99.0.0"))
+        nics = (LO._replace(addresses=("127.0.0.1", address)), *other(CLUSTER[1:], number))
+        infos[number] = info(f"node{number}", nics, ("lo",), backend="gloo", names=names)
+    assert [result.verdict for result in loopback_between(infos)] == ([] if is_own else ["fail", "fail"])
 
 
 def test_several_saferuns_of_one_machine_meet_on_loopback() -> None:

@@ -39,8 +39,10 @@ def test_a_host_whose_ranks_use_what_was_not_tried_is_not_known_to_be_cut_off(gl
     """A tunnel, an address that a routing protocol announces: between hosts it may be the only way."""
     infos = {}
     for host, info in infos_of(4).items():
-        routed = Nic("lo", ("127.0.0.1", f"10.99.0.{host}"), kind="loopback")
-        infos[host] = info._replace(gloo=gloo, probed=("eth0",), nics=(routed, *info.nics))
+        address = f"10.99.0.{host}"
+        routed = Nic("lo", ("127.0.0.1", address), kind="loopback")
+        names = ((info.label, address),)
+        infos[host] = info._replace(gloo=gloo, probed=("eth0",), nics=(routed, *info.nics), names=names)
     for fits in ({"nic": "eth0"}, {"touching": 1}, {"source": 0, "target": 1}):
         verdict = judged(infos, probes_of(4, ("eth0",), where(**fits, kind="timeout")))
         assert [line.split()[0] for line in lines(verdict)] == ["warn"]

@@ -250,11 +250,13 @@ def test_a_hang_is_captured_on_all_hosts_and_acted_upon_by_all(on_hang: str, res
     assert job.number == 1
 
 
-def test_the_culprits_of_a_hang_leave_cores_on_a_host_that_still_captures_it() -> None:
-    """The leader does not wait for what a slow host captures."""
+@pytest.mark.parametrize("has_noticed", [True, False])
+def test_the_culprits_of_a_hang_leave_cores_on_a_host_that_still_captures_it(*, has_noticed: bool) -> None:
+    """The leader does not wait for what a slow host captures; one whose ranks are being started notices no hang."""
     job = started(hang_policy=HangPolicy("stop", abort_culprits=True))
     host = job.hosts[1]
-    host.deliver(HangSuspected(job.now, 0, HANG))
+    if has_noticed:
+        host.deliver(HangSuspected(job.now, 0, HANG))
     host.deliver(JobAborted(job.now, 0, "hang", "", "node0", culprits=(1,)))
     assert host.state is State.CAPTURING
     before = len(host.actions)
