@@ -90,12 +90,17 @@ class KeyboardSession:
         rank: the rank.
         terminal: its stdin.
         keyboard: of the terminal.
+
+    Attributes:
+        asked_at: when the rank was last seen to ask, in monotonic seconds.
+        is_given_up: the next rank that asks gets the keyboard, though this one asks.
     """
 
     def __init__(self, context: LaunchContext, rank: Rank, terminal: StdinTerminal, keyboard: Keyboard) -> None:
         self.rank = rank
         self.keys = TypedKeys(rank, terminal, self._stop)
         self.asked_at = 0.0
+        self.is_given_up = False
         self._context = context
         self._keyboard = keyboard
         self._held: list[HeldOutput] = []

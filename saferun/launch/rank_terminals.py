@@ -39,7 +39,7 @@ _CHECK_AGAIN_S = 0.5
 # How often a rank that asks is checked: with the keyboard or a viewer, and without.
 _ASKING_S = 0.1
 _WAITING_S = 1.0
-# A rank that has stopped asking counts as asking for this long: between two prompts of a debugger.
+# A rank that has stopped asking counts as asking for this long: between two prompts, and while it handles a signal.
 _SCREEN_S = 0.3
 # It keeps the keyboard for this long, so that keys typed ahead of its next prompt reach it.
 _KEYS_S = 5.0
@@ -64,7 +64,7 @@ class RankTerminal:
 
     Attributes:
         asks: whether the rank waits for input.
-        asked_at: when it was last seen to wait, in monotonic seconds.
+        left_at: when it was first seen not to wait any more, in monotonic seconds; None: not since it last waited.
         check_at: when it is checked next; None: not before it writes something.
         viewer: the terminal of another shell, if one is attached.
     """
@@ -73,7 +73,7 @@ class RankTerminal:
         self.rank = rank
         self.stdin = stdin
         self.asks = False
-        self.asked_at = float("-inf")
+        self.left_at: float | None = None
         self.check_at: float | None = None
         self.checked_at = float("-inf")
         self.checks = 0
@@ -222,7 +222,7 @@ class RankTerminals(PartBase):
         """See whether a rank waits for input."""
         terminal.checked_at = now
         if terminal.has_reader():
-            terminal.asked_at = now
+            terminal.left_at = None
             has_screen = terminal.viewer is not None or (
                 self._session is not None and self._session.rank is terminal.rank
             )
@@ -241,7 +241,8 @@ class RankTerminals(PartBase):
                 self._context.report(text)
         elif terminal.asks:
             terminal.check_at = now + _ASKING_S
-            if now - terminal.asked_at >= _SCREEN_S:
+            terminal.left_at = terminal.left_at or now
+            if now - terminal.left_at >= _SCREEN_S:
                 terminal.asks = terminal.is_announced = False
                 self._asking.remove(terminal)
                 terminal.check_at = now + _CHECK_AGAIN_S
@@ -267,9 +268,9 @@ class RankTerminals(PartBase):
         if self._keyboard is None or self._context.supervisor.state not in _AT_WORK:
             self._end_session()
             return
-        waiting = [terminal for terminal in self._asking if terminal.may_have_keyboard(self._attach)]
+        waiting = [one for one in self._asking if one is not current and one.may_have_keyboard(self._attach)]
         if session is not None and current is not None and current.viewer is None:
-            if current.asks:
+            if current.asks and not (session.is_given_up and waiting):
                 session.asked_at = now
                 session.hold()
                 return
@@ -278,6 +279,7 @@ class RankTerminals(PartBase):
                 if now - session.asked_at >= _KEYS_S and self._attach != current.number:
                     self._end_session()
                 return
+            self._asking.sort(key=lambda terminal: terminal is current)  # after the others
         self._end_session()
         if isinstance(self._attach, int) and (wanted := self._terminals.get(self._attach)) and wanted.viewer is None:
             waiting = [wanted]
@@ -357,9 +359,7 @@ class RankTerminals(PartBase):
 
     def _on_keys(self) -> None:
         keyboard, now = self._keyboard, time.monotonic()
-        if keyboard is None:
-            return
-        if keyboard.is_gone:
+        if keyboard is None or keyboard.is_gone:
             self._drop_keyboard()
             return
         # Who reads is not looked for yet: of a process whose exec waits for a file system, older kernels say nothing.
@@ -377,12 +377,12 @@ class RankTerminals(PartBase):
             self._drop_keyboard()
         elif self._session is not None:
             self._terminals[self._session.rank.assignment.rank].typed_at = now
-            before, next_one, after = typed.partition(_NEXT)
-            self._session.keys.take(before)
-            if next_one:
-                self._pass_keyboard_on(now)
-                if after and self._session is not None:
-                    self._session.keys.take(after)
+            for number, piece in enumerate(typed.split(_NEXT)):
+                if number:
+                    self._pass_keyboard_on(now)
+                if piece and self._session is not None:
+                    self._session.is_given_up = False
+                    self._session.keys.take(piece)
         elif reader is not None:
             reader.stdin.write(typed)
 
@@ -404,15 +404,14 @@ class RankTerminals(PartBase):
         return None
 
     def _pass_keyboard_on(self, now: float) -> None:
-        """Give the keyboard to the next rank that asks."""
+        """Give the keyboard to the next rank that asks: at once, or when one does before another key is typed."""
         session = self._session
-        current = self._terminals.get(session.rank.assignment.rank) if session is not None else None
-        if current is not None and current in self._asking:
-            self._asking.remove(current)
-            self._asking.append(current)
-        if any(terminal is not current and terminal.viewer is None for terminal in self._asking):
-            self._end_session()
-            self._give_keyboard(now)
+        if session is None or session.is_given_up:
+            return
+        session.is_given_up = True
+        self._give_keyboard(now)
+        if self._session is session and len(self._terminals) > 1 and self._attach in {"auto", "any"}:
+            self._context.report("no other rank waits for input; the next one that does gets the keyboard")
 
     def _on_echo(self, terminal: RankTerminal) -> None:
         echoed = terminal.stdin.read()
