@@ -119,7 +119,8 @@ def test_clients_that_neither_ask_nor_read_nor_close_are_dropped(folder: Path) -
         with contextlib.ExitStack() as stack:
             silent = [stack.enter_context(connected(path)) for _ in range(40)]
             for connection in silent[::2]:
-                connection.send(b'{"op": ')
+                with contextlib.suppress(BrokenPipeError):  # it has been dropped already
+                    connection.send(b'{"op": ')
             assert json.loads(answer_to(path, b'{"op": "what?"}\n'))["error"]
         assert_goes_on(job)
 
