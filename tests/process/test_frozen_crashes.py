@@ -49,7 +49,9 @@ time.sleep(1000)
 )
 def test_a_crash_is_told_while_nothing_can_be_read(tmp_path: Path, how: str, told: str, place: str) -> None:
     """The rank and how it ended, and the launch ends without having waited for a core that cannot be found."""
-    with launched_from(tmp_path, PLACES[place], CRASH, *OPTIONS, nproc=2, arguments=(how,)) as (job, frozen):
+    # No hang is captured while the ranks wait for the test: a failure meanwhile is told with the stacks taken for that.
+    options = (*OPTIONS, "--hang-timeout", "600")
+    with launched_from(tmp_path, PLACES[place], CRASH, *options, nproc=2, arguments=(how,)) as (job, frozen):
         job.hear("ready", 2)
         frozen.await_memory()
         frozen.system.freeze()
