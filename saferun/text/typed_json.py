@@ -18,9 +18,8 @@ from saferun.text.decoding import MALFORMED, display_text, measure, number, text
 _STRING_LIMIT = 4096
 _ITEMS_LIMIT = 8192
 _INT_LIMIT = 1 << 63
-_SCALARS = frozenset({str, bool, int, float})
 
-_hints: dict[type, dict[str, Any]] = {}
+_Decoder = Callable[[Any], Any]
 
 
 # What follows decodes fields with bounds of their own: ``Annotated[int, number_of(65535)]``.
@@ -78,41 +77,85 @@ def fit(shape: Any, raw: Any) -> Any:  # noqa: ANN401 - a type and a value of it
         ValueError: it does not fit.
         TypeError: likewise.
     """
+    return (_decoders.get(shape) or _decoder_of(shape))(raw)
+
+
+# What a type means is found out once for each named tuple: a leader decodes the messages of thousands of hosts.
+
+
+def _decoder_of(shape: Any) -> _Decoder:  # noqa: ANN401 - a type
+    known = _decoders.get(shape)
+    if known is not None:
+        return known
     origin = get_origin(shape)
     if origin is Annotated:
-        return shape.__metadata__[0](raw)
+        read: _Decoder = shape.__metadata__[0]
+        return read
     if origin is tuple:
+        return _decoder_of_tuple(_decoder_of(get_args(shape)[0]))
+    if origin is types.UnionType or origin is Union:
+        return _decoder_of_optional(_decoder_of(get_args(shape)[0]))
+    decoder = _decoders[shape] = _decoder_of_fields(shape)
+    return decoder
+
+
+def _decoder_of_tuple(decode: _Decoder) -> _Decoder:
+    def decode_tuple(raw: Any) -> Any:  # noqa: ANN401 - decoded JSON
         if not isinstance(raw, list):
             raise TypeError("a list is wanted")
-        item_shape = get_args(shape)[0]
-        return tuple(fit(item_shape, item) for item in raw[:_ITEMS_LIMIT])
-    if origin is types.UnionType or origin is Union:
-        return None if raw is None else fit(get_args(shape)[0], raw)
-    if shape is float and type(raw) is int and abs(raw) <= _INT_LIMIT:
-        return float(raw)
-    if shape not in _SCALARS:
-        return _fit_fields(shape, raw)
-    if type(raw) is not shape or not _is_bounded(raw):
-        raise TypeError(f"{shape.__name__} is wanted")
-    if shape is not str:
-        return raw
-    short: str = raw[:_STRING_LIMIT]
+        return tuple(map(decode, raw[:_ITEMS_LIMIT]))
+
+    return decode_tuple
+
+
+def _decoder_of_optional(decode: _Decoder) -> _Decoder:
+    return lambda raw: None if raw is None else decode(raw)
+
+
+def _decoder_of_fields(shape: Any) -> _Decoder:  # noqa: ANN401 - a named tuple
+    fields: dict[str, _Decoder] = {}
+
+    def decode_fields(raw: Any) -> Any:  # noqa: ANN401 - decoded JSON
+        if not fields:
+            # Not before there is a decoder of the shape, which may be part of itself.
+            hints = get_type_hints(shape, include_extras=True)
+            fields.update({name: _decoder_of(hint) for name, hint in hints.items()})
+        if isinstance(raw, dict):
+            return shape(**{name: decode(raw[name]) for name, decode in fields.items() if name in raw})
+        if isinstance(raw, list):
+            return shape(*[decode(item) for decode, item in zip(fields.values(), raw, strict=False)])
+        raise TypeError("an object is wanted")
+
+    return decode_fields
+
+
+def _string(raw: Any) -> str:  # noqa: ANN401 - decoded JSON
+    if type(raw) is not str:
+        raise TypeError("str is wanted")
+    short = raw[:_STRING_LIMIT]
     # JSON may carry halves of surrogate pairs, which no file and no terminal takes.
     return short if short.isascii() else short.encode(errors="replace").decode()
 
 
-def _is_bounded(raw: Any) -> bool:  # noqa: ANN401 - a scalar of JSON
-    if type(raw) is int:
-        return abs(raw) <= _INT_LIMIT
-    return type(raw) is not float or math.isfinite(raw)
+def _bool(raw: Any) -> bool:  # noqa: ANN401 - decoded JSON
+    if type(raw) is not bool:
+        raise TypeError("bool is wanted")
+    return raw
 
 
-def _fit_fields(shape: Any, raw: Any) -> Any:  # noqa: ANN401 - a named tuple
-    hints = _hints.get(shape)
-    if hints is None:
-        hints = _hints[shape] = get_type_hints(shape, include_extras=True)
-    if isinstance(raw, dict):
-        return shape(**{name: fit(hint, raw[name]) for name, hint in hints.items() if name in raw})
-    if isinstance(raw, list):
-        return shape(*(fit(hint, item) for hint, item in zip(hints.values(), raw, strict=False)))
-    raise TypeError("an object is wanted")
+def _int(raw: Any) -> int:  # noqa: ANN401 - decoded JSON
+    if type(raw) is not int or abs(raw) > _INT_LIMIT:
+        raise TypeError("int is wanted")
+    return raw
+
+
+def _float(raw: Any) -> float:  # noqa: ANN401 - decoded JSON
+    if type(raw) is int and abs(raw) <= _INT_LIMIT:
+        return float(raw)
+    if type(raw) is not float or not math.isfinite(raw):
+        raise TypeError("float is wanted")
+    return raw
+
+
+_decoders: dict[Any, _Decoder] = {str: _string, bool: _bool, int: _int, float: _float}
+"""Those of scalars and named tuples: types that are made anew for each call would fill the memory."""
