@@ -23,6 +23,9 @@ _MOST_NAMES = 1000
 _TRY_FOR_S = 60.0
 _TRY_AGAIN_S = 1.0
 _PAUSE_S = 0.05
+# Of small chunks so many are read in one request: a leader gets one from each of thousands of hosts at a time.
+_MOST_AT_ONCE = 64
+_MOST_BYTES_AT_ONCE = 1 << 20
 
 
 def is_chunk_name(name: object) -> bool:
@@ -110,29 +113,48 @@ class ChunkReader:
         while (part := self._waiting.get()) is not None:
             while self._is_busy():
                 time.sleep(_PAUSE_S)
-            key = chunk_key(self._prefix, *part)
-            text = self._read(key)
+            parts, is_last = self._with_waiting(part)
+            texts = self._read([chunk_key(self._prefix, *part) for part in parts])
             with self._lock:
-                names = self._names[part[:2]]
-                if part[2] in names:
-                    names[part[2]] = True
-            if text is not None and len(text) <= self._limit_bytes:
-                self._deliver(*part, text.decode(errors="replace"))
+                for host, task, name in parts:
+                    names = self._names[host, task]
+                    if name in names:
+                        names[name] = True
+            for part in parts:
+                text = texts.get(chunk_key(self._prefix, *part))
+                if text is not None and len(text) <= self._limit_bytes:
+                    self._deliver(*part, text.decode(errors="replace"))
+            if is_last:
+                return
 
-    def _read(self, key: str) -> bytes | None:
-        """What lies there. Nothing is waited for: a chunk is there before it is announced, or it will never be."""
+    def _with_waiting(self, first: tuple[int, int, str]) -> tuple[list[tuple[int, int, str]], bool]:
+        """This one and others that wait to be read, as many as are read at a time; and whether they are the last."""
+        parts = [first]
+        most = min(_MOST_AT_ONCE, _MOST_BYTES_AT_ONCE // max(1, self._limit_bytes))
+        while len(parts) < most and not self._waiting.empty():
+            part = self._waiting.get()
+            if part is None:
+                return parts, True
+            parts.append(part)
+        return parts, False
+
+    def _read(self, keys: list[str]) -> dict[str, bytes]:
+        """What lies there, by key. Nothing is waited for: a chunk is there before it is announced, or never will be."""
+        found: dict[str, bytes] = {}
         for _ in range(2):
+            missing = [key for key in keys if key not in found]
             try:
-                text = self._client.find(key, longest=self._limit_bytes)
-                if text is not None:
+                texts = self._client.find_all(missing, longest=self._limit_bytes)
+                found.update((key, text) for key, text in zip(missing, texts, strict=True) if text is not None)
+                for key in found:
                     self._client.delete(key)
             except StoreBrokenError:
-                # Something held the connection up; or another process deleted the key, which torch's store waits for.
+                # Something held the connection up; or another process deleted a key, which torch's store waits for.
                 with suppress(StoreBrokenError):
                     self._client = self._client.another()
                 continue
-            return text
-        return None
+            break
+        return found
 
 
 def _has_room(names: dict[str, bool]) -> bool:

@@ -309,6 +309,9 @@ class SimpleQueue:
             self._changed.wait_for(lambda: self._items, timeout)
         return self._items.popleft() if self._items else None
 
+    def empty(self) -> bool:
+        return not self._items
+
 
 class _Os:
     """The module ``os``, but for what would differ from run to run."""

@@ -120,6 +120,10 @@ class Client:
         with self.at.changed:
             return self._begin().get(key)
 
+    def find_all(self, keys: list[str], **_: object) -> list[bytes | None]:
+        with self.at.changed:
+            return [self._begin().get(key) for key in keys]
+
     def read_all(self, keys: list[str], **_: object) -> list[bytes]:
         with self.at.changed:
             found = self._begin()

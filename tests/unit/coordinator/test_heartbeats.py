@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import threading
 import time
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from saferun.coordinator import heartbeats as heartbeats_module
 from saferun.coordinator import stuck_processes
 from saferun.coordinator.evidence_chunks import ChunkReader, chunk_key
 from saferun.coordinator.heartbeats import CHANGE, HeartbeatMonitor, Heartbeats
+from saferun.coordinator.store_client import StoreBrokenError
 from tests.unit.coordinator.fake_store import DEADLINE_S, Client, Line, Store
 
 if TYPE_CHECKING:
@@ -224,6 +226,42 @@ def test_a_part_that_is_not_there_holds_up_no_other() -> None:
             assert changed.wait_for(lambda: read, DEADLINE_S)
     assert read == [(2, 0, "end", "seen")]
     assert store.waits == []
+
+
+@pytest.mark.parametrize("breaks", [0, 1])
+def test_parts_of_many_hosts_are_read_at_a_time_and_each_once(breaks: int) -> None:
+    """Also those that wait while a connection breaks, and none that is longer than it may be."""
+    store = Store()
+    for host in range(1, 200):
+        store.put(chunk_key("a0/", host, 0, "end"), "x" * 101 if host == 7 else f"of {host}")
+    with reading(store) as (reader, read, changed):
+        store.breaks = breaks
+        for host in range(1, 200):
+            reader.announce(host, 0, "end")
+        with changed:
+            assert changed.wait_for(lambda: len(read) == 198, DEADLINE_S)
+    assert read == [(host, 0, "end", f"of {host}") for host in range(1, 200) if host != 7]
+    assert store.keys == {}
+
+
+def test_a_part_is_kept_where_the_connection_breaks_before_it_is_deleted() -> None:
+    """It is read, and of no use in the store: where the answer to the deletion is lost, nothing else is."""
+    store = Store()
+    store.put(chunk_key("a0/", 1, 0, "end"), "seen")
+
+    class Breaking(Client):
+        def delete(self, key: str) -> bool:
+            super().delete(key)
+            self.is_broken = True
+            raise StoreBrokenError("reset by peer")
+
+    read: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+    reader = ChunkReader(Breaking(store), "a0/", 100, lambda *part: read.put(part), lambda: False)  # type: ignore[arg-type]
+    reader.start()
+    reader.announce(1, 0, "end")
+    assert read.get(timeout=DEADLINE_S) == (1, 0, "end", "seen")
+    reader.close()
+    assert store.keys == {}
 
 
 def test_what_users_ask_for_leaves_room_for_the_evidence_of_a_failure() -> None:

@@ -102,6 +102,25 @@ def test_a_value_without_a_signature_is_as_if_it_were_not_there() -> None:
     assert len(ignored) >= 6
 
 
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_many_keys_are_found_in_two_requests_where_all_exist(*, is_signed: bool) -> None:
+    """One by one where some do not. What is not signed, or too long, is none."""
+    store = MemoryStore()
+    client = store.client(signer() if is_signed else None)
+    for key in "abc":
+        client.set(key, key * 3)
+    store.write("forged", "x")
+    forged = None if is_signed else b"x"
+    before = client.answers
+    assert client.find_all(["a", "b", "forged"]) == [b"aaa", b"bbb", forged]
+    assert client.answers - before == 2
+    assert client.find_all(["a", "missing", "c"]) == [b"aaa", None, b"ccc"]
+    assert client.find_all([]) == []
+    if is_signed:
+        client.set("long", "x" * 500)
+        assert client.find_all(["a", "long"], longest=100) == [b"aaa", None]
+
+
 def test_the_true_value_is_waited_for_where_a_forged_one_lies() -> None:
     store = MemoryStore()
     reader, writer = store.client(signer()), store.client(signer())
