@@ -158,4 +158,4 @@ def _float(raw: Any) -> float:  # noqa: ANN401 - decoded JSON
 
 
 _decoders: dict[Any, _Decoder] = {str: _string, bool: _bool, int: _int, float: _float}
-"""Those of scalars and named tuples: types that are made anew for each call would fill the memory."""
+"""Those of scalars and named tuples: types that are made for each call would fill the memory."""
