@@ -192,6 +192,16 @@ def test_the_lines_of_the_syslog_call_are_read() -> None:
 # ----------------------------------------------------------------------------------------------------- where it is read
 
 
+@pytest.fixture(autouse=True)
+def booted_hours_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No record is older than its machine, and this one may have been started a minute ago."""
+    real, real_monotonic = time.clock_gettime, time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real_monotonic() + 30_000.0)
+    monkeypatch.setattr(
+        time, "clock_gettime", lambda clock: time.monotonic() if clock == time.CLOCK_MONOTONIC else real(clock)
+    )
+
+
 def records(path: Path, *lines: str, age_s: float = 0.0) -> str:
     """A file in the place of /dev/kmsg: unlike the device it gives all its records in one piece."""
     stamp = int((time.clock_gettime(time.CLOCK_MONOTONIC) - age_s) * 1e6)
