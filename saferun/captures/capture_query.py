@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from saferun.captures.examiner import READ_BYTES, Examiner, Query
-from saferun.captures.wire import CaptureReader, CaptureRequest, CoreRequest, CoresFound, request_value
+from saferun.captures.wire import NOT_READ, CaptureReader, CaptureRequest, CoreRequest, CoresFound, request_value
 from saferun.errors import suppress
 from saferun.linux.poller import Poller
 
@@ -65,12 +65,12 @@ class CaptureQuery(Query):
         if self._failure:
             self._finish(self._failure)
 
-    def expire(self) -> None:
-        """End the capture at its deadline."""
+    def expire(self, why: str = "capture budget exceeded") -> None:
+        """End the capture at its deadline. ``why``: it is no later."""
         if not self.is_over:
             self._read_rest()
             self.close()
-            self._finish("" if self._reader.is_done else "capture budget exceeded")
+            self._finish("" if self._reader.is_done else why)
 
     def abort(self) -> CaptureReader | None:
         """End the capture without ``on_done``. Returns what has been received; None: it had ended."""
@@ -119,8 +119,15 @@ class CaptureQuery(Query):
     def _best(self) -> CaptureReader:
         """The result of the newest examiner, unless the previous one has more."""
         readers = (self._reader, self._seen)
-        return max(readers, key=lambda reader: (reader.is_done, len(reader.capture.stacks) + len(reader.cores)))
+        return max(readers, key=_found_in)
 
     def _finish(self, failure: str) -> None:
         self._failure = ""
         self._on_done(self._best(), failure)
+
+
+def _found_in(reader: CaptureReader) -> tuple[bool, int, int]:
+    """By how much it has: whether it is complete, how many stacks and cores were read, how many cores were found."""
+    cores = reader.cores
+    read = sum(core.failure != NOT_READ for core in cores)
+    return reader.is_done, len(reader.capture.stacks) + read, len(cores)

@@ -18,7 +18,7 @@ from typing import IO
 from saferun.captures.capture_files import files_of_this_process
 from saferun.captures.core_reading import CoreJob, CoreReading, core_headline, read_cores, stack_lines
 from saferun.captures.tools import Steps, Tool, call_in_child, find_tool, responds, run_steps
-from saferun.captures.wire import DEAD_FILE_SYSTEM, CoreRequest, CoresFound, DeadProcess, LibraryLog
+from saferun.captures.wire import DEAD_FILE_SYSTEM, NOT_READ, CoreRequest, CoresFound, DeadProcess, LibraryLog
 from saferun.evidence.job_evidence import CoreDump, OomKill
 from saferun.files.trees import make_directories
 from saferun.linux.cgroups import parse_oom_lines
@@ -118,6 +118,8 @@ def examine_cores(request: CoreRequest) -> Iterator[CoreDump | CoresFound | Libr
             return why_none(pattern, dead.cwd or current_directory(), limits, others, is_raised=request.may_delete)
 
         yield from _coreless(request, found, why)
+        # The reading may be cut off at any moment, and a core that nothing names would stay where nobody looks for it.
+        yield from map(_unread, finds)
         groups: set[tuple[object, ...]] = set()
         for start in range(0, len(finds), _BATCH):
             batch = finds[start : start + _BATCH]
@@ -147,6 +149,15 @@ def _readings(batch: Sequence[_Find], deadline: float, *, gdb: bool) -> list[Cor
         for index, reading in zip(jobs, read_cores(list(jobs.values()), deadline, gdb=gdb), strict=True):
             readings[index] = reading
     return readings
+
+
+def _unread(find: _Find) -> CoreDump:
+    """The entry for a core until it has been read."""
+    notes, path = find.notes, find.core.path
+    sender_pid, address = notes.sender_pid, notes.address
+    return CoreDump(
+        find.rank, notes.pid, notes.signum, path, notes.size_bytes, True, "", (), sender_pid, address, NOT_READ
+    )
 
 
 def _coreless(request: CoreRequest, found: set[int], why: Callable[[DeadProcess], str]) -> Iterator[CoreDump]:

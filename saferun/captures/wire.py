@@ -31,6 +31,8 @@ LINE_LIMIT_BYTES = 4 << 20
 """Longer lines are dropped."""
 NOT_READY = "not ready in time"
 """The failure of a capture that ran out of budget."""
+NOT_READ = "it has not been read"
+"""The failure of a core that has been found, until a later message has what was read in it."""
 DEAD_FILE_SYSTEM = "the file system at "
 """The beginning of a failure that is due to a hung file system."""
 EVERYTHING = "everything"
@@ -298,8 +300,18 @@ class CaptureReader:
 
     @property
     def cores(self) -> tuple[CoreDump, ...]:
-        """The cores that were examined so far."""
-        return tuple(self._values["core"])
+        """The cores that were examined so far, then those that were only found."""
+        examined: list[CoreDump] = []
+        waiting: dict[tuple[int, int], list[CoreDump]] = {}
+        found: list[CoreDump] = self._values["core"]
+        for one in found:
+            of_process = waiting.setdefault((one.rank, one.pid), [])
+            if one.failure == NOT_READ:
+                of_process.append(one)
+            else:
+                examined.append(one)
+                del of_process[:1]
+        return (*examined, *(one for of_process in waiting.values() for one in of_process))
 
     @property
     def oom(self) -> OomKill | None:

@@ -15,7 +15,7 @@ from saferun.launch.rank_group import RankGroup
 from saferun.launch.rank_hook import RankHook
 from saferun.linux.scratch import current_directory
 from saferun.model import Value
-from saferun.supervisor.actions import Diagnose, Undiagnosed
+from saferun.supervisor.actions import ATTEMPT_FAILED, Diagnose, Undiagnosed
 from saferun.supervisor.events import Event
 
 TYPE_CHECKING = False
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 CORE_BUDGET_S = 60.0
 """How long the cores of dead ranks may be read; gdb takes half a minute where nothing is in the cache."""
+NO_TIME = "a signal left no time"
+"""Why what dead ranks left has not been read to the end, if it is not because of the budget."""
 ENDED_BY_HANG = "ended because of the hang above"
 """The headline of a failure whose hang has been reported already."""
 
@@ -88,6 +90,7 @@ class AttemptRecord:
         evidence: what the newest diagnosis was made from.
         diagnosis: the newest one.
         running: the capture that runs, if any.
+        read_until: until when what dead ranks left may be read, in monotonic seconds: a signal has come.
         directory: of the newest capture's files; empty where there are none.
         concluded_attempt: the attempt whose end the evidence is of.
         host_faults: on the leader, the hosts whose own hardware or system is at fault, the worst first.
@@ -106,6 +109,7 @@ class AttemptRecord:
         self.evidence: Evidence | None = None
         self.diagnosis: Diagnosis | None = None
         self.running: CaptureQuery | None = None
+        self.read_until = float("inf")
         self.directory = ""
         self.concluded_attempt = -1
         self.host_faults: tuple[HostFault, ...] = ()
@@ -222,16 +226,21 @@ class AttemptRecord:
         outcome = "restarted" if restarting else "ended"
         self._context.launch.guarded("report", self.add_incident, "failure", diagnosis, outcome, lines)
 
-    def undiagnosed(self, action: Diagnose) -> Diagnosis:
-        """What remains to be said of a failed attempt that cannot be diagnosed."""
-        headline = action.error or "the attempt failed"
+    @property
+    def first_failure(self) -> str:
+        """Which rank of this host failed first, and how it ended; empty: none has failed by itself."""
         failed = [(rank.end, rank.assignment.rank) for rank in self.ranks if rank.end is not None]
         failed = [(end, rank) for end, rank in failed if not (end.stopped_by_us or end.status.ok)]
+        if not failed:
+            return ""
+        end, rank = min(failed, key=lambda one: one[0].at)
+        return f"rank {rank} failed first: {end.status.description}"
+
+    def undiagnosed(self, action: Diagnose) -> Diagnosis:
+        """What remains to be said of a failed attempt that cannot be diagnosed."""
+        headline = action.error or self.first_failure or ATTEMPT_FAILED
         if action.stop_signum is not None:
             headline = f"stopped by {action.stopped_by or signal.Signals(action.stop_signum).name}"
-        elif failed and not action.error:
-            end, rank = min(failed, key=lambda one: one[0].at)
-            headline = f"rank {rank} failed first: {end.status.description}"
         try:
             from saferun.evidence.diagnosis_values import Diagnosis
         except ModuleNotFoundError:

@@ -11,7 +11,7 @@ import time
 from functools import partial
 from itertools import count
 
-from saferun.launch.attempt_record import ENDED_BY_HANG, AttemptRecord, InvestigationContext
+from saferun.launch.attempt_record import ENDED_BY_HANG, NO_TIME, AttemptRecord, InvestigationContext
 from saferun.launch.hang_watch import HangWatch, JobHangWatch
 from saferun.launch.incident_log import IncidentLog
 from saferun.launch.launch_context import LaunchContext
@@ -19,6 +19,7 @@ from saferun.launch.rank_group import RankGroup
 from saferun.launch.rank_hook import RankHook
 from saferun.linux.helper import PartBase
 from saferun.supervisor.actions import (
+    ATTEMPT_FAILED,
     AwaitCause,
     CaptureEvidence,
     Diagnose,
@@ -92,8 +93,9 @@ class Investigation(PartBase):
     def tick(self, now: float) -> None:
         """Do what is due."""
         self.log.write()
-        if self._record.running is not None and self._record.running.deadline <= now:
-            self._record.running.expire()
+        record = self._record
+        if record.running is not None and record.running.deadline <= now:
+            record.running.expire(*([NO_TIME] if record.read_until <= now else []))
         self.hangs.tick(now)
         if self._cause_wait is not None and now >= self._cause_wait.deadline and self._is_shown(self._cause_wait, now):
             self._cause_wait = None
@@ -235,10 +237,11 @@ class Investigation(PartBase):
             self._context.post(Diagnosed(time.monotonic(), action.attempt, diagnosis))
 
     def hurry_diagnosis(self, action: HurryDiagnosis) -> None:
-        """A signal came meanwhile: what dead ranks left is not read to the end."""
-        running = self._record.running
-        if running is not None:
-            running.deadline = min(running.deadline, time.monotonic() + action.within_s)
+        """A signal came meanwhile: what dead ranks left is not read to the end, also if that has not begun."""
+        record = self._record
+        record.read_until = min(record.read_until, time.monotonic() + action.within_s)
+        if record.running is not None:
+            record.running.deadline = min(record.running.deadline, record.read_until)
 
     def await_cause(self, action: AwaitCause) -> None:
         """A victim has failed: see whether one of these ranks shows the cause; the answer is CauseShown."""
@@ -269,6 +272,7 @@ class Investigation(PartBase):
 
     def report_failure(self, action: ReportFailure) -> None:
         """Report why the attempt failed, and what happens next."""
+        action = self._guarded("see which rank failed first", _with_first_failure, self._record, action) or action
         if not self._launch.succeeds("report the failure", self._report_failure, action):
             self._context.print_lines([f"saferun: {action.diagnosis.headline}"])
 
@@ -308,6 +312,14 @@ class Investigation(PartBase):
             return peer_lines(self._context, self._record, diagnosis, decision, restarting=restarting)
 
         return self._guarded("notify the other hosts", peer_lines) or [f"saferun: {diagnosis.headline}"]
+
+
+def _with_first_failure(record: AttemptRecord, action: ReportFailure) -> ReportFailure:
+    """Where no diagnosis has come in time, what is known without one."""
+    first = record.first_failure
+    if action.diagnosis.headline != ATTEMPT_FAILED or not first:
+        return action
+    return action._replace(diagnosis=action.diagnosis._replace(headline=first))
 
 
 def _is_cause_shown(record: AttemptRecord) -> bool:

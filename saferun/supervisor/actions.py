@@ -172,6 +172,10 @@ class Diagnose(Value):
         return isinstance(self.ending, NotStarted) and self.ending.by_checks
 
 
+ATTEMPT_FAILED = "the attempt failed"
+"""The headline of a failure of which the supervisor knows no more; its ranks may show more."""
+
+
 class Undiagnosed(Value):
     """Stands for a ``Diagnosis`` that did not come in time, or whose module cannot be read."""
 

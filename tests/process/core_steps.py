@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from saferun.captures.wire import CaptureReader, CoreRequest, DeadProcess
+from saferun.captures.cores import examine_cores
+from saferun.captures.wire import CaptureReader, CoreRequest, DeadProcess, encode
 from saferun.evidence.job_evidence import CoreDump
 from saferun.linux.children import Child, exit_status, spawn
 from saferun.linux.core_limits import RankPreparation, plan_preparation, prepare_rank
@@ -192,6 +193,15 @@ class Crew:
     def cores(self) -> list[str]:
         """What lies about in the directory under a core's name."""
         return sorted(path.name for path in self.directory.iterdir() if path.name.startswith("core"))
+
+
+def examined(request: CoreRequest) -> list[CoreDump]:
+    """What is made of cores in this process."""
+    reader = CaptureReader()
+    for found in examine_cores(request):
+        if isinstance(found, CoreDump):
+            reader.feed(encode("core", found))
+    return list(reader.cores)
 
 
 def functions(look: CoreDump) -> list[str]:

@@ -17,7 +17,6 @@ import pytest
 from saferun.captures import cores
 from saferun.captures.wire import CoreRequest, DeadProcess
 from saferun.ctl import main as saferunctl
-from saferun.evidence.job_evidence import CoreDump
 from saferun.linux import core_files
 from saferun.linux.cgroups import oom_kill_between, read_memory_state
 from saferun.linux.core_limits import RankPreparation, plan_preparation, why_no_cores
@@ -27,6 +26,7 @@ from tests.breadth import slow_but
 from tests.process.core_steps import (
     PATTERN,
     Crew,
+    examined,
     functions,
 )
 from tests.process.launching import DEADLINE_S, customized, in_saferun, name_of, running, until
@@ -400,7 +400,7 @@ def test_a_core_that_a_handler_keeps_is_unpacked_read_and_left(
     monkeypatch.setattr(cores, "read_core_pattern", lambda: CorePattern("|/usr/lib/systemd/systemd-coredump %P"))
     dead = DeadProcess(0, crew.pids[0], signal.SIGSEGV, str(crew.directory))
     request = CoreRequest((dead,), directory=str(crew.files), since=crew.began, budget_s=60.0)
-    [look] = [found for found in cores.examine_cores(request) if isinstance(found, CoreDump)]
+    [look] = examined(request)
     assert "step" in functions(look)
     assert (look.kept, look.path) == (True, str(kept))
     assert list(store.iterdir()) == [kept]
@@ -459,7 +459,7 @@ def test_a_core_whose_file_system_does_not_answer_is_told_all_the_same(
     monkeypatch.setattr(cores, "_DELETE_S", 0.1)
     dead = DeadProcess(0, crew.pids[0], signal.SIGSEGV, str(crew.directory))
     request = CoreRequest((dead,), directory=str(crew.files), mode=mode, since=crew.began, budget_s=60.0)
-    [look] = [found for found in cores.examine_cores(request) if isinstance(found, CoreDump)]
+    [look] = examined(request)
     assert "step" in functions(look)
     assert (look.kept, look.path) == (True, str(crew.directory / core))
     assert "does not answer" in look.failure
@@ -472,6 +472,6 @@ def test_no_core_is_looked_for_where_the_file_system_does_not_answer(monkeypatch
     monkeypatch.setattr(cores, "responds", lambda *_: False)
     monkeypatch.setattr(cores, "find_cores", lambda *_: signal.pause())
     request = CoreRequest((DeadProcess(3, 4711, signal.SIGSEGV, "/"), DeadProcess(4, 4712, signal.SIGKILL, "/")))
-    [look] = [found for found in cores.examine_cores(request) if isinstance(found, CoreDump)]
+    [look] = examined(request)
     assert (look.rank, look.pid, look.kept) == (3, 4711, False)
     assert look.failure == "no core can be looked for: the file system at / does not answer"

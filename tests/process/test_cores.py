@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from saferun.captures import cores
-from saferun.captures.wire import CoreRequest, DeadProcess
+from saferun.captures.wire import NOT_READ, CoreRequest, DeadProcess
 from saferun.evidence.job_evidence import CoreDump
 from saferun.linux.core_files import CoreFile
 from saferun.linux.core_notes import CoreError, read_core_notes
@@ -24,6 +24,7 @@ from tests.process.core_steps import (
     PATTERN,
     CoreWatch,
     Crew,
+    examined,
     functions,
 )
 from tests.process.launching import DEADLINE_S
@@ -74,6 +75,30 @@ def test_a_core_is_deleted_once_its_stacks_are_taken(crew: Crew) -> None:
     assert not look.kept
     assert look.size_bytes > 1 << 20
     assert crew.cores() == []
+
+
+def test_a_core_is_named_before_it_is_read(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal may end the reading at any moment: the core stays then, and the report says where it is."""
+    crew.start("step", "step")
+    crew.crash()
+    found: list[object] = []
+
+    def read(*_: object, **__: object) -> None:
+        raise InterruptedError
+
+    def examine() -> None:
+        found.extend(cores.examine_cores(CoreRequest(dead, since=crew.began)))
+
+    monkeypatch.setattr(cores, "read_cores", read)
+    dead = tuple(DeadProcess(rank, pid, signal.SIGSEGV, str(crew.directory)) for rank, pid in enumerate(crew.pids))
+    with pytest.raises(InterruptedError):
+        examine()
+    dumps = [one for one in found if isinstance(one, CoreDump) and one.path]
+    assert {(one.pid, os.path.basename(one.path)) for one in dumps} == {
+        (read_core_notes(str(crew.directory / name)).pid, name) for name in crew.cores()
+    }
+    assert dumps
+    assert all((one.kept, one.failure) == (True, NOT_READ) and one.size_bytes for one in dumps)
 
 
 def test_a_core_that_the_user_had_switched_on_stays(crew: Crew) -> None:
@@ -186,7 +211,7 @@ def test_where_the_working_directory_was_deleted_cores_elsewhere_are_found(
     pattern = CorePattern("core" if is_relative else f"{places['cores']}/core.%p")
     monkeypatch.setattr(cores, "read_core_pattern", lambda: pattern)
     request = CoreRequest((DeadProcess(0, 4711, signal.SIGSEGV),), since=time.time(), budget_s=5.0, may_delete=True)
-    [look] = [found for found in cores.examine_cores(request) if isinstance(found, CoreDump)]
+    [look] = examined(request)
     assert ("was deleted" if is_relative else f"no core in {places['cores']}") in look.failure
 
 

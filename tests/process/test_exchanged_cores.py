@@ -22,7 +22,7 @@ from saferun.linux.core_files import CoreFile, delete_core, find_cores, move_cor
 from saferun.linux.core_notes import CoreError, read_core_notes
 from saferun.linux.core_pattern import CorePattern
 from tests.breadth import slow_but
-from tests.process.core_steps import PATTERN, Crew, functions
+from tests.process.core_steps import PATTERN, Crew, examined, functions
 from tests.process.somebody import SOMEBODY, as_user, directory_for_all, needs_root
 from tests.process.test_core_tools import limits
 from tests.process.test_cores import crew
@@ -44,7 +44,7 @@ def _directory() -> Iterator[Path]:
 def look_of(crew: Crew, **wanted: Any) -> CoreDump:
     dead = DeadProcess(0, crew.pids[0], signal.SIGSEGV, str(crew.directory))
     request = CoreRequest((dead,), directory=str(crew.files), since=crew.began, budget_s=60.0)._replace(**wanted)
-    [look] = [found for found in cores.examine_cores(request) if isinstance(found, CoreDump)]
+    [look] = examined(request)
     return look
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from saferun.captures.capture_query import CaptureQuery
 from saferun.captures.examiner import Examiner
-from saferun.captures.wire import CaptureReader, CaptureRequest, CaptureTarget, Done, encode
-from saferun.evidence.job_evidence import Frame, StackDump, ThreadStack
+from saferun.captures.wire import NOT_READ, CaptureReader, CaptureRequest, CaptureTarget, Done, encode
+from saferun.evidence.job_evidence import CoreDump, Frame, StackDump, ThreadStack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,4 +158,20 @@ def test_no_other_one_is_asked_when_the_time_is_nearly_over(world: World) -> Non
     world.asked[0][1]()
     assert len(world.asked) == 1
     assert len(world.ends) == 1
+    world.close()
+
+
+def test_of_two_examiners_the_one_that_has_read_more_cores_counts(world: World) -> None:
+    """Both name all cores before they read one."""
+    found = [CoreDump(rank, 71 + rank, 11, "/core", 1, True, "", (), failure=NOT_READ) for rank in range(2)]
+    run = world.run()
+    for core in (*found, found[0]._replace(tool="gdb", failure="")):
+        world.say(0, "core", core)
+    world.asked[0][1]()
+    for core in found:
+        world.say(1, "core", core)
+    run.expire("a signal left no time")
+    ((reader, failure),) = world.ends
+    assert [core.tool for core in reader.cores] == ["gdb", ""]
+    assert failure == "a signal left no time"
     world.close()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from saferun.captures.wire import (
     LINE_LIMIT_BYTES,
+    NOT_READ,
     NOT_READY,
     Begun,
     CaptureReader,
@@ -218,3 +219,18 @@ def test_nothing_at_all_is_unfinished_as_a_whole() -> None:
     """The process may not even have come to begin."""
     assert CaptureReader().capture.timed_out == ("everything",)
     assert read(encode("done")).capture.timed_out == ()
+
+
+def test_a_core_that_was_only_found_gives_way_to_what_was_read_in_it() -> None:
+    """One process may have left two: a core handler keeps one, and another is in its directory."""
+    unread = CORE._replace(tool="", threads=(), failure=NOT_READ)
+    other = unread._replace(path="/var/core")
+    third = unread._replace(rank=4, pid=72)
+    reader = CaptureReader()
+    for core in (unread, other, third):
+        reader.feed(encode("core", core))
+    assert reader.cores == (unread, other, third)
+    reader.feed(encode("core", CORE))
+    assert reader.cores == (CORE, other, third)
+    reader.feed(encode("core", CORE._replace(rank=4, pid=72)))
+    assert reader.cores == (CORE, CORE._replace(rank=4, pid=72), other)
