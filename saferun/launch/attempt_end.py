@@ -53,7 +53,7 @@ class AttemptEnd:
             context = self._context
             context.guarded("compute the waits before retries", self._draw_up_waits)
             if not context.succeeds("find the cause", context.investigation.diagnose, action):
-                unknown: Any = actions.Undiagnosed(action.error or "the attempt failed", abandoned=action.abandoned)
+                unknown: Any = actions.Undiagnosed(action.error or actions.ATTEMPT_FAILED, abandoned=action.abandoned)
                 context.post(events.Diagnosed(time.monotonic(), action.attempt, unknown))
 
         def diagnose() -> None:

@@ -17,7 +17,7 @@ from saferun.diagnosis.start_stage import read_store_stage, stage_by_time, start
 from saferun.errors import printable
 from saferun.evidence.diagnosis_values import Diagnosis
 from saferun.evidence.job_evidence import AbortReason, Evidence, OomKill, RankCollectives, RankOutput
-from saferun.launch.attempt_record import CORE_BUDGET_S, ENDED_BY_HANG, AttemptRecord, InvestigationContext
+from saferun.launch.attempt_record import CORE_BUDGET_S, ENDED_BY_HANG, NO_TIME, AttemptRecord, InvestigationContext
 from saferun.launch.bad_hosts import note_bad_hosts
 from saferun.launch.live_capture import new_directory, note_gaps, start_capture
 from saferun.launch.rank import Rank
@@ -142,6 +142,10 @@ class FailureIncident:
         self, dead: Sequence[Rank], recorders: Sequence[RecorderFile], calls: Sequence[DeadCalls]
     ) -> None:
         context, watching = self._context, self._context.launch.config.watch
+        budget_s = min(CORE_BUDGET_S if dead else _RECORDERS_S, self._record.read_until - time.monotonic())
+        if budget_s <= 0:
+            self._conclude(None, NO_TIME)
+            return
         cwd = current_directory()
         request = CoreRequest(
             tuple(
@@ -159,7 +163,7 @@ class FailureIncident:
             mode=watching.cores,
             keep=watching.keep_cores,
             gdb=watching.gdb,
-            budget_s=CORE_BUDGET_S if dead else _RECORDERS_S,
+            budget_s=budget_s,
             since=self._record.started_time,
             recorders=tuple(recorders),
             calls=tuple(calls),
@@ -221,9 +225,11 @@ class FailureIncident:
                     collectives=_with_recorders(capture.collectives, reader.capture.collectives),
                     calls=capture.calls + reader.capture.calls,
                     notes=capture.notes + reader.capture.notes,
-                    timed_out=capture.timed_out + ((f"cores: {failure}",) if failure else ()),
                 ),
             )
+        if failure:
+            capture = evidence.capture
+            evidence = evidence._replace(capture=capture._replace(timed_out=(*capture.timed_out, f"cores: {failure}")))
         evidence = evidence._replace(oom=guarded("read the OOM counters", self._read_oom, evidence))
         return evidence._replace(start=guarded("see how far the start came", self._own_stage, evidence) or "")
 

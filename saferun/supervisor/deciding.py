@@ -6,6 +6,7 @@ import signal
 
 from saferun.model import signal_name
 from saferun.supervisor.actions import (
+    ATTEMPT_FAILED,
     Action,
     BroadcastDecision,
     Diagnose,
@@ -16,7 +17,7 @@ from saferun.supervisor.actions import (
     RunChecks,
     Undiagnosed,
 )
-from saferun.supervisor.ending import Failed, Leave, NotStarted, Stopped, explanation, is_final
+from saferun.supervisor.ending import Failed, Leave, NotStarted, Stopped, explanation, is_final, signum_of
 from saferun.supervisor.launch_state import Attempt, CutOff, LaunchState, State
 from saferun.supervisor.policy import FailureFacts
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from saferun.evidence.diagnosis_values import Diagnosis
+    from saferun.supervisor.ending import Ending
     from saferun.supervisor.events import DeadlineExpired, Diagnosed, JobDecided, JobLost, SignalReceived
     from saferun.supervisor.policy import Decision
     from saferun.supervisor.policy.faulty_hosts import FaultyHost
@@ -34,6 +36,8 @@ _UNKNOWN = FailureFacts("unknown")
 # SIGKILL 5 s after SIGTERM.
 _HURRIED_CAPTURE_S = 3.0
 _HURRIED_S = 1.0
+# How long before a scheduler's SIGKILL the reading of cores is over: the report is made and written then.
+_REPORT_S = 5.0
 
 
 def diagnose(launch: LaunchState, at: float) -> list[Action]:
@@ -44,7 +48,8 @@ def diagnose(launch: LaunchState, at: float) -> list[Action]:
         # The leader waits for the other hosts, and they for it.
         others_s = launch.job.others_s * (1 if launch.leads else 2)
     launch.enter(State.DIAGNOSING, at + launch.limits.diagnose_s + others_s)
-    lost = attempt.others.cut_off or CutOff()
+    lost, kill_at = attempt.others.cut_off or CutOff(), attempt.stopping.scheduler_kill_at
+    within_s = max(_HURRIED_CAPTURE_S, kill_at - at - _REPORT_S) if kill_at is not None else 0.0
     return [
         Diagnose(
             launch.number,
@@ -53,7 +58,8 @@ def diagnose(launch: LaunchState, at: float) -> list[Action]:
             alone=attempt.others.cut_off is not None or isinstance(attempt.ending, Leave),
             lost=lost.what,
             lost_hint=lost.hint,
-        )
+        ),
+        *([HurryDiagnosis(launch.number, within_s)] if kill_at is not None else []),
     ]
 
 
@@ -81,9 +87,16 @@ def on_deadline(launch: LaunchState, event: DeadlineExpired) -> list[Action]:
     if launch.answers_to_job and not launch.leads:
         return launch.finish(_exit_code(launch))
     # Restarts are decided without the cause, as under torchrun.
-    headline = explanation(attempt.ending)[0] or "the attempt failed"
+    headline = explanation(attempt.ending)[0] or _stopped_text(attempt.ending) or ATTEMPT_FAILED
     none: Any = Undiagnosed(headline, abandoned=attempt.stopping.abandoned)
     return _decide(launch, event.at, none, None)
+
+
+def _stopped_text(ending: Ending | None) -> str:
+    """What the headline says of an attempt that a signal to this host ended, or saferunctl; empty: neither did."""
+    signum = signum_of(ending)
+    by = ending.by if isinstance(ending, Stopped) else ""
+    return f"stopped by {by or signal_name(signum)}" if signum is not None else ""
 
 
 def hurry(launch: LaunchState, event: SignalReceived) -> list[Action]:

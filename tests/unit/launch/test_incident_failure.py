@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from saferun.captures.wire import CoreRequest
 from saferun.evidence.diagnosis_values import Diagnosis
 from saferun.evidence.job_evidence import Evidence
+from saferun.launch.attempt_record import NO_TIME, AttemptRecord
 from saferun.launch.incident_failure import FailureIncident
 from saferun.launch.investigation import Investigation
-from saferun.supervisor.actions import Diagnose, HurryDiagnosis
+from saferun.supervisor.actions import ATTEMPT_FAILED, Diagnose, HurryDiagnosis, ReportFailure, Undiagnosed
 from saferun.supervisor.ending import Failed
 from saferun.supervisor.events import Diagnosed
 from saferun.supervisor.machine import State
@@ -80,15 +83,102 @@ def test_the_evidence_of_the_others_is_not_diagnosed_where_the_hosts_have_met_ag
     assert launch.posted == []
 
 
-@pytest.mark.parametrize(("within_s", "expected"), [(3.0, 103.0), (0.0, 100.0), (90.0, 160.0)])
-def test_after_a_signal_cores_are_read_for_seconds(
-    monkeypatch: pytest.MonkeyPatch, within_s: float, expected: float
-) -> None:
-    """What is known by then is diagnosed, before the scheduler's SIGKILL; nothing is ever read for longer."""
+@pytest.fixture(name="investigation")
+def _investigation(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("time.monotonic", lambda: 100.0)
     investigation: Any = Investigation.__new__(Investigation)
-    investigation._record = SimpleNamespace(running=SimpleNamespace(deadline=160.0))
+    investigation._record = AttemptRecord(cast("Any", None))
+    investigation._guarded = lambda _what, call, *arguments: call(*arguments)
+    investigation.log = SimpleNamespace(write=lambda: None)
+    investigation.hangs = SimpleNamespace(tick=lambda _: None)
+    investigation._cause_wait = None
+    return investigation
+
+
+@pytest.mark.parametrize(("within_s", "expected"), [(3.0, 103.0), (0.0, 100.0), (90.0, 160.0)])
+def test_after_a_signal_cores_are_read_for_seconds(investigation: Any, within_s: float, expected: float) -> None:
+    """What is known by then is diagnosed, before the scheduler's SIGKILL; nothing is ever read for longer."""
+    reasons: list[tuple[str, ...]] = []
+    running = SimpleNamespace(deadline=160.0, expire=lambda *why: reasons.append(why))
+    investigation._record.running = running
     investigation.hurry_diagnosis(HurryDiagnosis(0, within_s))
-    assert investigation._record.running.deadline == expected
-    investigation._record.running = None
-    investigation.hurry_diagnosis(HurryDiagnosis(0, within_s))
+    assert running.deadline == expected
+    investigation.tick(expected)
+    assert reasons == [(NO_TIME,) if within_s < 60.0 else ()]
+
+
+class Begun(Launch):
+    """An incident of a rank that has left a core, up to the request to the examiner."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, record: AttemptRecord) -> None:
+        super().__init__(monkeypatch)
+        self.requests: list[CoreRequest] = []
+        self.ends: list[tuple[object, str]] = []
+        incident: Any = self.incident
+        incident._record = record
+        incident._cores = SimpleNamespace(has_raised_limit=True)
+        incident._context.launch.config = SimpleNamespace(
+            watch=SimpleNamespace(cores="backtrace", keep_cores=4, gdb=False)
+        )
+        incident._context.launch.attempt = 0
+        incident._context.launch.run_dir = SimpleNamespace(rank_path=lambda *_: "", host_path=None)
+        end = SimpleNamespace(status=SimpleNamespace(signum=signal.SIGSEGV))
+        dead = [SimpleNamespace(assignment=SimpleNamespace(rank=0), pid=4711, end=end)]
+        monkeypatch.setattr(incident, "_dead", lambda: dead)
+        monkeypatch.setattr(incident, "_recorders", lambda: ())
+        monkeypatch.setattr(incident, "_dead_calls", lambda: ())
+        monkeypatch.setattr(incident, "_conclude", self._conclude)
+        monkeypatch.setattr("saferun.launch.incident_failure.start_capture", self._start)
+
+    def _conclude(self, reader: object, failure: str) -> None:
+        incident: Any = self.incident
+        incident._is_concluded = True
+        self.ends.append((reader, failure))
+
+    def _start(self, _context: object, record: Any, request: CoreRequest, *_: object) -> None:
+        self.requests.append(request)
+        record.running = object()
+
+
+def test_a_signal_that_came_before_the_cores_are_read_counts_as_well(
+    monkeypatch: pytest.MonkeyPatch, investigation: Any
+) -> None:
+    """Error files and modules are waited for first; a minute for cores would then take the report with it."""
+    investigation.hurry_diagnosis(HurryDiagnosis(0, 3.0))
+    monkeypatch.setattr("time.monotonic", lambda: 101.0)
+    launch = Begun(monkeypatch, investigation._record)
+    launch.incident.begin()
+    assert [request.budget_s for request in launch.requests] == [2.0]
+
+
+def test_cores_are_not_read_where_a_signal_has_left_no_time(
+    monkeypatch: pytest.MonkeyPatch, investigation: Any
+) -> None:
+    investigation.hurry_diagnosis(HurryDiagnosis(0, 0.0))
+    launch = Begun(monkeypatch, investigation._record)
+    launch.incident.begin()
+    assert launch.requests == []
+    assert launch.ends == [(None, NO_TIME)]
+
+
+@pytest.mark.parametrize(
+    ("headline", "expected"),
+    [(ATTEMPT_FAILED, "rank 3 failed first: exit code 1"), ("stopped by SIGTERM", "stopped by SIGTERM")],
+)
+def test_where_no_diagnosis_came_in_time_the_first_failure_is_named(
+    monkeypatch: pytest.MonkeyPatch, investigation: Any, headline: str, expected: str
+) -> None:
+    status = SimpleNamespace(ok=False, description="exit code 1")
+    ranks = [
+        SimpleNamespace(
+            assignment=SimpleNamespace(rank=rank),
+            end=SimpleNamespace(stopped_by_us=stopped_by_us, status=status, at=at),
+        )
+        for rank, at, stopped_by_us in ((1, 4.0, True), (2, 9.0, False), (3, 5.0, False))
+    ]
+    investigation._record.group = SimpleNamespace(ranks=ranks)
+    reported: list[ReportFailure] = []
+    investigation._launch = SimpleNamespace(succeeds=lambda _what, call, *arguments: (call(*arguments), True)[1])
+    monkeypatch.setattr(investigation, "_report_failure", reported.append)
+    investigation.report_failure(ReportFailure(0, cast("Any", Undiagnosed(headline)), restarting=False))
+    assert [action.diagnosis.headline for action in reported] == [expected]

@@ -36,6 +36,8 @@ from saferun.supervisor.events import (
     JobDecided,
     JobLost,
     LaunchRequested,
+    OrphansGone,
+    RankExited,
     RanksStarted,
     SignalReceived,
 )
@@ -575,3 +577,20 @@ def test_under_a_scheduler_the_grace_ends_when_its_sigkill_comes() -> None:
     supervisor.handle(DeadlineExpired(102.0, 0))
     assert supervisor.state is State.STOPPING
     assert supervisor.deadline == 130.0
+
+
+@pytest.mark.parametrize(("ended_at", "within_s"), [(101.0, 24.0), (129.0, 3.0), (140.0, 3.0)])
+def test_under_a_scheduler_what_dead_ranks_left_is_read_until_its_sigkill_comes(
+    ended_at: float, within_s: float
+) -> None:
+    """Cores may take a minute, and there would be no report."""
+    policy = JobPolicy(scheduler_kills_soon=True)
+    supervisor = Supervisor(AttemptPolicy(0), Limits(grace_s=30.0), None, policy)
+    placement = Placement(0, 1, 1, 1, (RankAssignment(0, 0, 0),), "a", 1, "job")
+    for event in (LaunchRequested(0, 0), ChecksPassed(0, 0), HostsJoined(0, 0, placement), RanksStarted(0, 0, (1,))):
+        supervisor.handle(event)
+    supervisor.handle(SignalReceived(100.0, 0, signal.SIGTERM))
+    supervisor.handle(RankExited(ended_at, 0, 0, KILLED))
+    diagnose, hurried = supervisor.handle(OrphansGone(ended_at, 0, ()))
+    assert isinstance(diagnose, Diagnose)
+    assert hurried == HurryDiagnosis(0, within_s)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from saferun.supervisor.actions import (
@@ -72,6 +74,15 @@ def test_a_diagnosis_that_does_not_come_costs_no_restart() -> None:
     assert report.diagnosis.headline == "the attempt failed"
     assert report.restarting
     assert world.supervisor.state is State.BACKOFF
+
+
+def test_a_diagnosis_of_a_job_that_was_stopped_and_that_does_not_come_names_the_signal() -> None:
+    world = running(ranks=1)
+    world.signal(signal.SIGTERM)
+    world.exit(0, KILLED)
+    world.answer_until(State.DIAGNOSING)
+    report = only(ReportFailure, world.expire())
+    assert report.diagnosis.headline == "stopped by SIGTERM"
 
 
 def test_a_check_that_finds_what_will_not_pass_ends_the_launch() -> None:
