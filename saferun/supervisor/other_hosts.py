@@ -157,8 +157,9 @@ def on_abort_on_the_way_out(launch: LaunchState, event: JobAborted) -> list[Acti
     end_cause_wait(launch, event.at)
     ending = _ending(launch, event)
     attempt = launch.attempt
-    if event.reason == "hang" and attempt.verdict is not None and attempt.ending is None:
-        # CAPTURING: the leader has not waited for what is captured here.
+    is_of_hang = launch.state is State.CAPTURING and attempt.verdict is not None and attempt.ending is None
+    if event.reason == "hang" and is_of_hang:
+        # The leader has not waited for what is captured here.
         ending, attempt.others.culprits = Hung(), event.culprits
     if _others_regroup_without(launch, event):
         launch.attempt.others.cut_off = CutOff()

@@ -269,6 +269,23 @@ def test_the_culprits_of_a_hang_leave_cores_on_a_host_that_still_captures_it(*, 
     assert diagnose.hung
 
 
+def test_a_host_whose_ranks_have_ended_well_meanwhile_did_not_hang() -> None:
+    """It has to end with the others all the same."""
+    job = started(hang_policy=HangPolicy("stop"))
+    host = job.hosts[1]
+    host.deliver(HangSuspected(job.now, 0, HANG))
+    host.exit(OK)
+    host.exit(OK)
+    while host.alive or host.state is State.CAPTURING:
+        host.take()
+    assert host.state is State.STOPPING
+    host.deliver(JobAborted(job.now, 0, "hang", "", "node0", culprits=(0,)))
+    job.settle()
+    (diagnose,) = (action for action in host.actions if isinstance(action, Diagnose))
+    assert not diagnose.hung
+    assert host.finish == Finish(1)
+
+
 def test_a_signal_during_the_diagnosis_leaves_the_other_hosts_their_decision() -> None:
     """The leader waits for their evidence, and they for what it decides: only what is read here is cut short."""
     job = started()
