@@ -83,6 +83,7 @@ class AttemptRecord:
 
     Attributes:
         capture: of the ranks that still run; a failure or the end of a hang is diagnosed with it.
+        captured_at: when the newest capture of living ranks began, in monotonic seconds.
         verdict: the hang that it is of, if any.
         last_hang: capture and verdict of the hang that was reported last.
         reported_hang: what it was found to be.
@@ -102,6 +103,7 @@ class AttemptRecord:
         self.started_at = started_at
         self.started_time = time.time()
         self.capture: Capture | None = None
+        self.captured_at = 0.0
         self.verdict: HangVerdict | None = None
         self.last_hang: tuple[Capture | None, HangVerdict | None] = (None, None)
         self.reported_hang: tuple[object, ...] = ()

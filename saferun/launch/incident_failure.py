@@ -38,6 +38,8 @@ _ASK_KERNEL = ("killed by signal", "CUDA", "NCCL", "RCCL", "HIP ", "HSA_", "cuda
 
 # Of hosts that are left out at once.
 _MOST_NAMED = 16
+# Ranks that were captured so shortly before one failed were where they still are then.
+_SAME_MOMENT_S = 1.0
 # How long files of the Flight Recorder may be read where there is no core.
 _RECORDERS_S = 10.0
 # torch appends the rank; what they name without being set is another job's as well.
@@ -278,10 +280,25 @@ class FailureIncident:
         staged = self._context.launch.guarded("see how far the start came", self._staged, record.evidence)
         record.evidence = staged or record.evidence
         found = diagnose(record.evidence)
+        if line := self._context.launch.guarded("see when the others were captured", self._stood_still, found):
+            found = found._replace(findings=(line, *found.findings))
         if not record.evidence.capture.calls:
             return found
         guarded = self._context.launch.guarded
         return guarded("compare the last calls", with_last_calls, found, record.evidence) or found
+
+    def _stood_still(self, found: Diagnosis) -> str:
+        """A line where the ranks were captured for a hang, and one failed meanwhile; empty: it was not so."""
+        record, action, first = self._record, self._action, found.first_failure
+        is_another_end = action.hung or action.stop_signum is not None or bool(action.error)
+        if record.verdict is None or record.capture is None or first is None or is_another_end:
+            return ""
+        line = f"a hang of {record.verdict.lasted_s:.0f} s was being captured: where the others were is of that moment"
+        own = next((rank.end for rank in record.ranks if rank.assignment.rank == first.rank), None)
+        if own is None:
+            return line  # the clock of another host
+        before_s = own.at - record.captured_at
+        return f"{line}, {before_s:.0f} s before rank {first.rank} failed" if before_s >= _SAME_MOMENT_S else ""
 
     def _staged(self, evidence: Evidence) -> Evidence:
         """The evidence of the whole job, with how far its start came."""

@@ -50,7 +50,7 @@ class LiveCapture:
         if budget_s <= 0 or not ranks:
             self._captured(None, "--capture-budget is 0" if ranks else "")
             return
-        self._record.capture = None
+        self._record.capture, self._record.captured_at = None, time.monotonic()
         self._context.launch.guarded("capture", self._start, ranks, budget_s)
         if self._record.running is None and not self._is_over:
             self._captured(None, "the capture cannot be started")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,12 +11,12 @@ import pytest
 
 from saferun.captures.wire import CoreRequest
 from saferun.evidence.diagnosis_values import Diagnosis
-from saferun.evidence.job_evidence import Evidence
+from saferun.evidence.job_evidence import Capture, Evidence, HangVerdict
 from saferun.launch.attempt_record import NO_TIME, AttemptRecord
 from saferun.launch.incident_failure import FailureIncident
 from saferun.launch.investigation import Investigation
 from saferun.supervisor.actions import ATTEMPT_FAILED, Diagnose, HurryDiagnosis, ReportFailure, Undiagnosed
-from saferun.supervisor.ending import Failed
+from saferun.supervisor.ending import Failed, Hung, Stopped
 from saferun.supervisor.events import Diagnosed
 from saferun.supervisor.machine import State
 from tests.unit.host_samples import host_evidence
@@ -182,3 +183,32 @@ def test_where_no_diagnosis_came_in_time_the_first_failure_is_named(
     monkeypatch.setattr(investigation, "_report_failure", reported.append)
     investigation.report_failure(ReportFailure(0, cast("Any", Undiagnosed(headline)), restarting=False))
     assert [action.diagnosis.headline for action in reported] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("failed_at", "ranks", "more", "expected"),
+    [
+        (112.4, (2, 3), {}, ", 12 s before rank 3 failed"),
+        (112.4, (2,), {}, ""),
+        (100.4, (2, 3), {}, None),
+        (112.4, (2, 3), {"hang": None}, None),
+        (112.4, (2, 3), {"ending": Hung()}, None),
+        (112.4, (2, 3), {"ending": Stopped(15)}, None),
+    ],
+    ids=["earlier", "on another host", "at the same moment", "no hang", "ended for it", "stopped"],
+)
+def test_a_failure_while_a_hang_is_captured_says_when_the_others_were_captured(
+    monkeypatch: pytest.MonkeyPatch, failed_at: float, ranks: Sequence[int], more: dict[str, Any], expected: str | None
+) -> None:
+    """A capture may take as long as its budget, and that nothing moved may be why the rank failed."""
+    launch = Launch(monkeypatch)
+    incident: Any = launch.incident
+    incident._action = Diagnose(0, more.get("ending", Failed(1)))
+    launch.record.verdict = more.get("hang", HangVerdict("quiescent", (2, 3), 300.0, certain=True))
+    launch.record.capture, launch.record.captured_at = Capture(), 100.0
+    launch.record.ranks = [
+        SimpleNamespace(assignment=SimpleNamespace(rank=rank), end=SimpleNamespace(at=failed_at)) for rank in ranks
+    ]
+    found = DIAGNOSIS._replace(first_failure=cast("Any", SimpleNamespace(rank=3)))
+    line = "a hang of 300 s was being captured: where the others were is of that moment"
+    assert incident._stood_still(found) == ("" if expected is None else line + expected)
