@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
-from saferun.linux.small_files import read_bytes
+from saferun.linux.small_files import read_bytes, read_link
 from saferun.model import Value
 
 TYPE_CHECKING = False
@@ -181,6 +181,7 @@ def oom_kill_between(
         None if it killed nothing, or nothing that can have affected these ranks.
     """
     from saferun.evidence.job_evidence import OomKill  # not needed at start-up
+    from saferun.linux.container import INITIAL_PID_NAMESPACE
 
     lines = parse_oom_lines(kernel_lines)
     wanted = set(pids)
@@ -191,15 +192,18 @@ def oom_kill_between(
         return None
     if not ours and counted:
         return _own_kill(before, after, rss_bytes, lines, kills)
-    relevant = ours or lines
-    is_cgroup = bool(relevant) and relevant[-1].is_cgroup
-    limits = [after.limit_bytes, *(line.limit_bytes for line in relevant)]
+    if not ours and lines:
+        # All kills of the host count. In a container its processes have other numbers than in the log.
+        is_complete = len(lines) >= kills and read_link("/proc/self/ns/pid") == INITIAL_PID_NAMESPACE
+        return None if is_complete else OomKill("host", 0, 0, (), kills, "/proc/vmstat")
+    is_cgroup = bool(ours) and ours[-1].is_cgroup
+    limits = [after.limit_bytes, *(line.limit_bytes for line in ours)]
     return OomKill(
         "cgroup" if is_cgroup else "host",
         min((limit for limit in limits if limit), default=0) if is_cgroup else after.host_bytes,
-        max((line.rss_bytes for line in relevant), default=0) or rss_bytes,
-        tuple(dict.fromkeys(line.pid for line in relevant)),
-        max(kills, len(relevant)),
+        max((line.rss_bytes for line in ours), default=0) or rss_bytes,
+        tuple(dict.fromkeys(line.pid for line in ours)),
+        max(kills, len(ours)),
         "kernel log" if ours else "/proc/vmstat",
     )
 

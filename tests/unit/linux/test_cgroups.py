@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saferun.evidence.job_evidence import OomKill
 from saferun.linux import cgroups
 from saferun.linux.cgroups import (
     MemoryState,
@@ -15,6 +16,7 @@ from saferun.linux.cgroups import (
     parse_oom_lines,
     read_memory_state,
 )
+from saferun.linux.container import INITIAL_PID_NAMESPACE
 
 GIB = 1 << 30
 
@@ -147,6 +149,20 @@ def test_without_a_counter_of_the_cgroup_the_host_s_counts() -> None:
     assert (kill.scope, kill.source) == ("host", "/proc/vmstat")
     nothing = _state(oom_kills=None, host_oom_kills=None)
     assert oom_kill_between(nothing, nothing) is None
+
+
+@pytest.mark.parametrize(
+    ("namespace", "kills", "is_ours"),
+    [(INITIAL_PID_NAMESPACE, 1, False), (INITIAL_PID_NAMESPACE, 2, True), ("pid:[4026532001]", 1, True), ("", 1, True)],
+)
+def test_without_a_counter_a_kill_in_another_cgroup_has_no_limit_for_us(
+    monkeypatch: pytest.MonkeyPatch, namespace: str, kills: int, *, is_ours: bool
+) -> None:
+    """The log names every process that was killed, unless it lacks lines or numbers them otherwise."""
+    monkeypatch.setattr("saferun.linux.cgroups.read_link", lambda _: namespace)
+    before, after = _state(oom_kills=None), _state(oom_kills=None, host_oom_kills=5 + kills)
+    kill = oom_kill_between(before, after, 3 * GIB, CGROUP_KILL, [57])
+    assert kill == (OomKill("host", 0, 0, (), kills, "/proc/vmstat") if is_ours else None)
 
 
 def test_the_kernel_log_tells_more_than_the_counters() -> None:
