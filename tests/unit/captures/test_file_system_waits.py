@@ -31,6 +31,7 @@ def wait_in(monkeypatch: pytest.MonkeyPatch, name: str, wchan: str, *arguments: 
         ("close", "request_wait_answer"),  # gcsfuse and s3fs upload then
         ("close", "rpc_wait_bit_killable"),
         ("close", "folio_wait_bit_common"),
+        ("close", "wait_for_response"),  # CIFS
         ("close", "0"),  # it may not be read
         ("close_range", "request_wait_answer"),
         ("dup2", "cl_sync_io_wait"),
