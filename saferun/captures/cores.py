@@ -118,7 +118,7 @@ def examine_cores(request: CoreRequest) -> Iterator[CoreDump | CoresFound | Libr
             return why_none(pattern, dead.cwd or current_directory(), limits, others, is_raised=request.may_delete)
 
         yield from _coreless(request, found, why)
-        # The reading may be cut off at any moment, and a core that nothing names would stay where nobody looks for it.
+        # The reading may be cut off at any moment, and what it has not come to stays on the disk.
         yield from map(_unread, finds)
         groups: set[tuple[object, ...]] = set()
         for start in range(0, len(finds), _BATCH):

@@ -89,6 +89,29 @@ def test_a_file_called_core_outlives_a_rank_that_crashes(tmp_path: Path) -> None
         assert f"it would have replaced {core}" in (job.run_dir / "report.txt").read_text()
 
 
+@pytest.mark.parametrize("name", slow_but(["SIGINT", "SIGTERM"], "SIGTERM"))
+def test_a_core_that_a_signal_left_no_time_for_is_in_the_report(tmp_path: Path, name: str) -> None:
+    """It may be as large as all memory of the rank, and the user has not asked for it."""
+    skip_without_room(tmp_path)
+    program = "from rank import *\ntell('ready')\nos.kill(os.getpid(), signal.SIGSEGV)"
+    taken = (
+        "import time\n"
+        "    import saferun.captures.cores as cores\n"
+        "    cores.read_cores = lambda *_, **__: time.sleep(1000)"
+    )
+    options, environ = ("--cores", "backtrace"), customized(tmp_path, in_saferun(taken))
+    before = ("sh", "-c", 'ulimit -S -c 0; exec "$@"', "sh")
+    with running(tmp_path / "run", program, *options, environ=environ, store=False, before=before) as job:
+        until(lambda: "reading the core of rank 0" in job.err, "it is read")
+        job.send(signal.Signals[name])
+        assert job.wait() == 1
+        [core] = (tmp_path / "run" / "job").glob("core*")
+        assert "SIGSEGV" in job.err
+        assert f"core: kept in {core} (" in job.err
+        assert "it has not been read" in job.err
+        assert "captures timed out: cores: a signal left no time" in job.err
+
+
 CRASHING_SUBPROCESSES = """
 from rank import *
 import subprocess
