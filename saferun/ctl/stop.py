@@ -119,8 +119,8 @@ def _await_end(live: LiveRun) -> RunState:
     give_up_at = time.monotonic() + _END_WRITTEN_S
     while (state := state_of(live.directory)).is_living and time.monotonic() < give_up_at:
         time.sleep(_INTERVAL_S)
-    # A run without files leaves none; others may not have been written.
-    return state if _end_of(state) is not None else ended
+    # What run.json says may be the end of a host that left the job before. A saferun that was killed has not said any.
+    return ended if _end_of(ended) is not None or _end_of(state) is None else state
 
 
 def _end_of(state: RunState | None) -> RunEnd | None:

@@ -6,6 +6,7 @@ process sets the time of its events.jsonl once a minute; whoever decides about d
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import time
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 RUN_JSON = "run.json"
 EARLIER = "earlier-"
 """Directories in which an earlier run lies that used the same run directory begin so."""
-_UNHEARD_S = 5 * BEAT_S
+UNHEARD_S = 5 * BEAT_S
+"""A saferun whose files have not changed for so long has ended, as far as is known."""
 # A job may be suspended over a holiday, its writer process may have been given up or have no access to the file system
 # any more (credentials that have expired), and clocks differ.
 _SURELY_UNHEARD_S = 14 * 24 * 3600.0
@@ -49,6 +51,11 @@ class RunEnd(Value):
     outcome: str
     headline: str
 
+    @property
+    def is_of_one_host(self) -> bool:
+        """Whether the job may go on without this host, which has left it, perhaps because of a signal."""
+        return self.outcome in {"left", "stopped"}
+
 
 class RunRecord(Value):
     """What run.json says, as far as it is used.
@@ -63,6 +70,7 @@ class RunRecord(Value):
         control_socket: where its saferun answers; empty: nowhere.
         end: None while it runs, or it was killed.
         slurm_job: the id of the job of Slurm that it belongs to; empty: of none.
+        rendezvous_id: the id of the rendezvous, the same on all hosts of a job; jobs may share it.
     """
 
     run_id: str
@@ -74,6 +82,7 @@ class RunRecord(Value):
     end: RunEnd | None
     control_socket: str = ""
     slurm_job: str = ""
+    rendezvous_id: str = ""
 
 
 class RunState(Value):
@@ -115,25 +124,34 @@ def read_state(fd: int, now: float | None = None) -> RunState:
     if not records:
         return RunState("unknown")
     record = records[0]
-    if record.end is not None and record.end.outcome == "left" and (living := living_records(fd, now)):
+    if record.end is not None and record.end.is_of_one_host and (living := living_records(fd, now)):
         # Another host leads now: what it wrote before is below its name.
         records, record = living, living[0]
     end = record.end
     if end is not None:
         return RunState(end.outcome, end.headline, record)
-    if not any(_lives(fd, one, now, _UNHEARD_S) for one in records):
+    if not any(_lives(fd, one, now, UNHEARD_S) for one in records):
         return RunState("lost", "", record)
     hang = _current_hang(fd)
     return RunState("hung" if hang else "running", hang, record)
 
 
-def living_records(fd: int, now: float | None = None) -> list[RunRecord]:
-    """The saferuns of a run that live, as far as is known, the one that leads the job first."""
+def living_records(fd: int, now: float | None = None, until: float = math.inf) -> list[RunRecord]:
+    """The saferuns of a run that live, as far as is known, the one that leads the job first.
+
+    Args:
+        fd: its directory.
+        now: seconds since the epoch.
+        until: when to stop looking for more, in monotonic seconds.
+    """
     now = time.time() if now is None else now
     record = read_record(fd)
     records = [*([record] if record is not None else [])]
-    records += [part for host in host_names(fd) for part in _parts(fd, host)]
-    return [one for one in records if one.end is None and _lives(fd, one, now, _UNHEARD_S)]
+    for host in host_names(fd):
+        if time.monotonic() > until:
+            break
+        records += _parts(fd, host)
+    return [one for one in records if one.end is None and _lives(fd, one, now, UNHEARD_S)]
 
 
 def may_live(fd: int, now: float | None = None) -> bool:
@@ -198,7 +216,7 @@ def run_records(below: int, host: str) -> list[RunRecord]:
 
 def has_ended(fd: int, record: RunRecord) -> bool:
     """Whether a saferun that used a run directory has ended, or has written nothing for long."""
-    return record.end is not None or not _lives(fd, record, time.time(), _UNHEARD_S)
+    return record.end is not None or not _lives(fd, record, time.time(), UNHEARD_S)
 
 
 def unheard_s(fd: int, record: RunRecord) -> float:
@@ -251,6 +269,7 @@ def _record(content: JsonObject) -> RunRecord:
         end=_end(end) if end is not None else None,
         control_socket=text(content.get("control_socket", ""), _LONGEST_NAME),
         slurm_job=_digits(content.get("slurm_job", "")),
+        rendezvous_id=display_text(content.get("rendezvous_id", ""), _LONGEST_TEXT),
     )
 
 

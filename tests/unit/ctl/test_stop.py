@@ -68,3 +68,12 @@ def test_the_end_in_the_files_counts_first(
     path = make_run(tmp_path, NAME, end=(137, "stopped"))
     exit_code, out = ended(path, monkeypatch, capsys, b"")
     assert (exit_code, out.splitlines()[-1].partition(": ")[2]) == (0, "it has ended: stopped, exit code 137")
+
+
+def test_the_end_is_that_of_the_saferun_that_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run.json of the run may be that of a host that has left the job before."""
+    path = make_run(tmp_path, NAME, end=(1, "stopped"))
+    exit_code, out = ended(path, monkeypatch, capsys, b'{"outcome":"succeeded","exit_code":0}\n')
+    assert (exit_code, out.splitlines()[-1].partition(": ")[2]) == (0, "it has ended: succeeded, exit code 0")

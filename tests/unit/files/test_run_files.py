@@ -87,12 +87,15 @@ def test_another_host_of_the_job_may_outlive_the_leader(tmp_path: Path) -> None:
     assert lives(path)
 
 
-@pytest.mark.parametrize(("process", "name"), [(HERE, "running"), (GONE, "left")])
+@pytest.mark.parametrize(
+    ("outcome", "process", "name"),
+    [("left", HERE, "running"), ("stopped", HERE, "running"), ("left", GONE, "left"), ("stopped", GONE, "stopped")],
+)
 def test_a_run_whose_leader_has_left_lives_while_another_host_does(
-    tmp_path: Path, process: ProcessIdentity, name: str
+    tmp_path: Path, outcome: str, process: ProcessIdentity, name: str
 ) -> None:
-    """A spare leads the job then, whose record has stood below its name from the start."""
-    path = make_run(tmp_path, NAME, end=(0, "left"))
+    """Another host leads the job then, whose record has stood below its name from the start; or all were stopped."""
+    path = make_run(tmp_path, NAME, end=(0, outcome))
     part = json.loads((path / "run.json").read_text())
     (path / "node2").mkdir()
     (path / "node2" / "run.json").write_text(json.dumps({**part, "process": process._asdict(), "end": None}))
