@@ -78,6 +78,7 @@ class RunDirectory:
         self._has_neighbours = False  # further processes of this launch on this host, with the same directory
         self._part = ""
         self._hosts: list[str] = []
+        self._is_late: bool | None = None
         self.refusal: SaferunError | None = None
         """Why the launch cannot be: the user has chosen another user's directory."""
         self.path: str | None = None
@@ -107,6 +108,7 @@ class RunDirectory:
         task: int = 0,
         tasks: int = 1,
         hosts: Iterable[str] | None = None,
+        is_late: bool = False,
     ) -> None:
         """This launch is part of a job of several. Does nothing once the directory is open.
 
@@ -117,11 +119,14 @@ class RunDirectory:
             task: which of several processes of this host this is; 0 is the first.
             tasks: how many there are.
             hosts: the names of the job's other hosts, for the one that leads; None: they are not known.
+            is_late: the job may have been under way before: what is in the directory may be its own. The first meeting
+                of the hosts decides.
         """
         self._is_part = is_part
         self._has_neighbours = tasks > 1
         if self._is_open:
             return
+        self._is_late = is_late if self._is_late is None else self._is_late
         self._host = _file_name(host) or self._host
         self.name = _file_name(name) or self.name
         self._part = f".task_{task}" if task else ""
@@ -173,7 +178,7 @@ class RunDirectory:
                 self._warn(f"no run directory: {chosen}: {type(error).__name__}: {error}")
             self._begin()  # the ranks wait for it
 
-        earlier = [] if ours or self._has_neighbours else [int(not self._is_part)]
+        earlier = [] if ours or self._has_neighbours or self._is_late else [int(not self._is_part)]
         keeps = int(not ours and not self._is_part)
         hosts = self._hosts if earlier else []
         arguments: list[object] = [path, host_path, top if ours else "", latest if ours else [], earlier, keeps, hosts]

@@ -25,7 +25,13 @@ END = {"time": 2.0, "exit_code": 0, "outcome": "succeeded", "headline": ""}
 
 
 def write_record(
-    path: Path, host: str, *, process: ProcessIdentity | None = ELSEWHERE, ended: bool = True, started_at: float = 1.0
+    path: Path,
+    host: str,
+    *,
+    process: ProcessIdentity | None = ELSEWHERE,
+    ended: bool = True,
+    started_at: float = 1.0,
+    **changes: object,
 ) -> None:
     """A run.json."""
     content = {
@@ -36,6 +42,7 @@ def write_record(
         "started_at": started_at,
         "directory": "",
         "end": END if ended else None,
+        **changes,
     }
     path.write_text(json.dumps(content))
 
@@ -150,6 +157,43 @@ def test_a_host_that_left_a_job_which_goes_on_moves_nothing_when_it_comes_again(
     before = files_in(tmp_path)
     assert set_aside(tmp_path, "node1", leads=leads, hosts=["node1", "node2"] if leads else ()) == ("", None)
     assert files_in(tmp_path) == before
+
+
+@pytest.mark.parametrize("process", [HERE, GONE, ELSEWHERE], ids=["alive", "killed", "on another boot"])
+@pytest.mark.parametrize("end", [None, "stopped", "left", "failed"])
+@pytest.mark.parametrize("leads", [False, True])
+def test_a_host_that_comes_to_a_job_which_has_run_moves_nothing_and_warns_of_nothing(
+    tmp_path: Path, process: ProcessIdentity, end: str | None, *, leads: bool
+) -> None:
+    """However it ended, what is there may be that job's: a pod that was killed is started again, and joins it."""
+    for host in ("node1", "node2"):
+        write_host(tmp_path, host, leads=host == "node1")
+    left = {**END, "outcome": end, "time": time.time() - 60} if end is not None else None
+    write_record(tmp_path / "run.json", "node1", process=process, end=left)
+    write_record(tmp_path / "node2" / "run.json", "node2", ended=False)
+    before, warnings = files_in(tmp_path), list[str]()
+    run_dir = RunDirectory(
+        str(tmp_path), wanted=True, host="node1", run_id="0123456789abcdef", warn=warnings.append, files=DirectFiles()
+    )
+    run_dir.join("", host="node1", is_part=not leads, hosts=("node1", "node2"), is_late=True)
+    run_dir.open()
+    run_dir.close()
+    assert before <= files_in(tmp_path)
+    assert not list(tmp_path.glob("earlier-*"))
+    assert warnings == []
+
+
+def test_the_first_meeting_says_whether_the_job_has_run_before(tmp_path: Path) -> None:
+    """The directory may not have been made in the first attempt."""
+    write_host(tmp_path, "node1", leads=True)
+    run_dir = RunDirectory(
+        str(tmp_path), wanted=True, host="node1", run_id="0123456789abcdef", warn=print, files=DirectFiles()
+    )
+    for is_late in (False, True):
+        run_dir.join("", host="node1", is_part=False, is_late=is_late)
+    run_dir.open()
+    run_dir.close()
+    assert list(tmp_path.glob("earlier-*/run.json"))
 
 
 def test_a_host_that_left_a_job_which_has_ended_sets_its_files_aside(tmp_path: Path) -> None:

@@ -9,12 +9,15 @@ from unittest.mock import MagicMock
 import pytest
 
 from saferun.cluster.job_values import Assignment
+from saferun.config import HostsConfig
 from saferun.errors import SaferunError
+from saferun.files.run_files import RunEnd
 from saferun.launch.attempt_end import AttemptEnd
 from saferun.launch.attempt_setup import AttemptSetup
 from saferun.launch.launch_context import HostAttempt, LaunchContext
 from saferun.model import Placement, RankAssignment
-from saferun.supervisor.actions import Finish
+from saferun.supervisor.actions import Diagnose, Finish
+from saferun.supervisor.ending import Leave
 from saferun.supervisor.events import Event, HostsJoined, JobAborted, JobDecided, JobLost, StartFailed
 from saferun.supervisor.machine import State
 
@@ -113,7 +116,20 @@ def test_later_nothing_is_held(state: State) -> None:
 )
 def test_a_host_that_the_job_goes_on_without_has_not_succeeded(action: Finish, outcome: str) -> None:
     """Whoever gets the event of the end would take the job for done."""
-    written: list[object] = []
+    assert ended_as(action) == outcome
+
+
+def test_a_host_that_leaves_because_of_a_signal_has_been_stopped_and_the_job_may_go_on() -> None:
+    """Whoever reads its run.json does not take the job for done, nor its files for those of an earlier run."""
+    ending = Diagnose(0, Leave(15), (), alone=True)
+    outcome = ended_as(Finish(143, leaves=True), ending.stop_signum)
+    assert outcome == "stopped"
+    assert RunEnd(1.0, 143, outcome, "").is_of_one_host
+
+
+def ended_as(action: Finish, stop_signum: int | None = None) -> str:
+    """The outcome that is written of a launch that ends so."""
+    written: list[Any] = []
     log = SimpleNamespace(finish=lambda code, outcome: written.append((code, outcome)), last_headline="")
     context: Any = SimpleNamespace(
         attempt=0,
@@ -126,8 +142,12 @@ def test_a_host_that_the_job_goes_on_without_has_not_succeeded(action: Finish, o
         investigation=SimpleNamespace(log=log),
         log=SimpleNamespace(finish=lambda code, outcome, **_: written.append((code, outcome))),
     )
-    AttemptEnd(context).finish(action)
-    assert written == [(action.exit_code, outcome)] * 2
+    attempt_end = AttemptEnd(context)
+    attempt_end._stop_signum = stop_signum
+    attempt_end.finish(action)
+    (exit_code, outcome), again = written
+    assert again == (exit_code, outcome) == (action.exit_code, outcome)
+    return str(outcome)
 
 
 def test_the_leader_names_all_other_hosts_and_spares_to_the_run_directory() -> None:
@@ -135,7 +155,26 @@ def test_the_leader_names_all_other_hosts_and_spares_to_the_run_directory() -> N
     context = MagicMock()
     context.job.peers = {1: SimpleNamespace(label="node2"), 2: SimpleNamespace(label="node3")}
     setup: Any = AttemptSetup.__new__(AttemptSetup)
-    setup.__dict__.update(_context=context, _config=SimpleNamespace(hosts=SimpleNamespace(task=None)))
+    setup.__dict__.update(_context=context, _config=SimpleNamespace(hosts=HostsConfig(most=4)))
     setup.__dict__.update(_preparation=lambda _placement: None)
     setup.on_assigned(ASSIGNMENT._replace(leads=True, spares=("node4",)))
     assert set(context.run_dir.join.call_args.kwargs["hosts"]) == {"node2", "node3", "node4"}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "number", "is_late"),
+    [(HostsConfig(most=2), 0, False), (HostsConfig(most=2), 1, True), (HostsConfig(), 1, False)],
+    ids=["the first attempt", "a later one", "of one host alone"],
+)
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_host_whose_first_attempt_is_not_that_of_the_job_comes_late(
+    hosts: HostsConfig, number: int, asked: int, *, is_late: bool
+) -> None:
+    """Also where it has counted as many attempts by itself: after a kill, its port may be in use for a moment."""
+    context = MagicMock()
+    context.current = HostAttempt(asked)
+    setup: Any = AttemptSetup.__new__(AttemptSetup)
+    setup.__dict__.update(_context=context, _config=SimpleNamespace(hosts=hosts))
+    setup.__dict__.update(_preparation=lambda _placement: None)
+    setup.on_assigned(ASSIGNMENT._replace(number=number))
+    assert context.run_dir.join.call_args.kwargs["is_late"] == is_late
