@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Collection, Iterable, Iterator
-from itertools import chain, islice
+from collections.abc import Collection, Iterable
+from itertools import islice
 
 from saferun.errors import suppress
 from saferun.files.run_files import (
     EARLIER,
     RUN_JSON,
+    UNHEARD_S,
     RunRecord,
     has_ended,
     living_records,
@@ -26,6 +27,8 @@ from saferun.files.run_files import (
     unheard_s,
 )
 from saferun.linux.ownership import CAREFULLY, Identity, identity
+from saferun.linux.process_identity import is_living
+from saferun.model import Value
 
 # What stands beside the directories of the hosts.
 _OF_THE_JOB = (
@@ -38,15 +41,32 @@ _OF_THE_JOB = (
     "waits.json",
 )
 _EVENTS = "events.jsonl"  # which each host has, and no run directory
-_MOST_TRIES = 100
+_MOST_NUMBERS = 3
 _MOST_NAMES = 20_000
 _OTHERS_S = 1.0  # less than the launch waits for its run directory
+# What a saferun writes behind its run.json at its end comes within that.
+_LAG_S = 5.0
 _BLOCK_BYTES = 1 << 20
 
 _Identity = tuple[int, int]
 
 
-def set_aside(fd: int, host: str, *, leads: bool, hosts: Collection[str] = ()) -> tuple[str, float | None]:
+class SetAside(Value):
+    """What became of the files of an earlier run.
+
+    Attributes:
+        name: of the new directory in the run directory that they are in now; empty: nothing had to be moved, or could.
+        unheard_s: where the earlier run may still use the run directory, how long ago it wrote there; 0: its process is
+            known to live; None: it has ended.
+        left: why some of them are where they were although the run has ended; empty: none is.
+    """
+
+    name: str = ""
+    unheard_s: float | None = None
+    left: str = ""
+
+
+def set_aside(fd: int, host: str, *, leads: bool, hosts: Collection[str] = ()) -> SetAside:
     """Move what an earlier run left, if it has ended. What belongs to other hosts of this run stays.
 
     Args:
@@ -54,11 +74,8 @@ def set_aside(fd: int, host: str, *, leads: bool, hosts: Collection[str] = ()) -
         host: the name of this host's directory in it.
         leads: whether this process writes what is about the whole job.
         hosts: the names of all hosts of this run, this one among them; empty: they are not known.
-
-    Returns:
-        The name of the new directory in it; empty: nothing had to be moved, or could be. And where the earlier run may
-        still use the directory, how long ago it wrote there; 0: its process is known to live; None: it has ended.
     """
+    deadline = time.monotonic() + _OTHERS_S
     top = read_record(fd)
     records = [top] if leads and top is not None else []
     below = open_below(fd, host)
@@ -71,29 +88,31 @@ def set_aside(fd: int, host: str, *, leads: bool, hosts: Collection[str] = ()) -
     if below >= 0 and not records and not leads:
         records, earlier = _records_as_leader(fd, host, top)
     names = [host, *(_OF_THE_JOB if leads else ())]
-    own = _own_files(fd)
+    own = _own_files(fd) if leads else set()
     found = [name for name in names if _exists(fd, name) and (name, _identity(fd, name)) not in own]
     if not found or not records:
-        return "", None
-    if living := [record for record in records if not has_ended(fd, record)]:
-        return "", min(unheard_s(fd, record) for record in living)
-    if _goes_on(fd, records):
-        return "", None
-    earlier = earlier or _new_directory(fd)
-    # Each as soon as it is known to have ended: a host of another run may begin there at any moment.
-    others = _other_hosts(fd, top, {host, *hosts}) if leads and hosts else ()
-    moved = False
-    for name in chain(found, others) if earlier else ():
-        with suppress(OSError):
-            os.rename(name, f"{earlier}/{name}", src_dir_fd=fd, dst_dir_fd=fd)
-            moved = True
-    return (earlier if moved else ""), None
+        return SetAside()
+    living = [record for record in records if not has_ended(fd, record)] or _others_of(fd, records, deadline)
+    if living:
+        return SetAside(unheard_s=min(unheard_s(fd, record) for record in living))
+    if leads and read_record(fd) != top:  # a run of another host has begun here meanwhile
+        return SetAside(unheard_s=0.0)
+    try:
+        earlier = earlier or _new_directory(fd)
+    except OSError as error:
+        return SetAside(left=f"no directory can be made for them: {error.strerror}")
+    moved = [name for name in found if _move(fd, name, earlier)]
+    is_all = True
+    if hosts and top is not None:
+        is_all = _move_other_hosts(fd, earlier, top, host, {host, *hosts}, deadline)
+    left = "" if is_all else f"not all of its directories could be read within {_OTHERS_S:g} s"
+    return SetAside(earlier if moved else "", None, left)
 
 
-def _goes_on(fd: int, records: Iterable[RunRecord]) -> bool:
-    """Whether the run of a host that left it goes on with others, which it may join again: an elastic job."""
-    left = [record.end.time for record in records if record.end is not None and record.end.outcome == "left"]
-    return bool(left) and any(record.started_at < max(left) for record in living_records(fd))
+def _others_of(fd: int, records: Iterable[RunRecord], deadline: float) -> list[RunRecord]:
+    """The hosts with which the run of a host that left it goes on: an elastic job. All that are found in time."""
+    left = [record.end.time for record in records if record.end is not None and record.end.is_of_one_host]
+    return [one for one in living_records(fd, until=deadline) if one.started_at < max(left)] if left else []
 
 
 def _records_as_leader(fd: int, host: str, top: RunRecord | None) -> tuple[list[RunRecord], str]:
@@ -103,46 +122,142 @@ def _records_as_leader(fd: int, host: str, top: RunRecord | None) -> tuple[list[
         The record, and the directory that it is in, into which the host's files belong; empty: there is none yet.
     """
     if top is not None and top.host == host:
-        return [top], ""
+        return ([top] if not has_ended(fd, top) or _is_last(fd, top, RUN_JSON) else []), ""
     for earlier in sorted((name for name in names_in(fd, _MOST_NAMES) if name.startswith(EARLIER)), reverse=True):
-        record = read_record(fd, f"{earlier}/{RUN_JSON}")
+        path = f"{earlier}/{RUN_JSON}"
+        record = read_record(fd, path)
         if record is not None and record.host == host:
             # Where that run's files of the host are there, too, those outside are a later run's.
-            return ([], "") if _exists(fd, f"{earlier}/{host}") else ([record], earlier)
+            is_last = not _exists(fd, f"{earlier}/{host}") and _is_last(fd, record, path)
+            return ([record], earlier) if is_last else ([], "")
     return [], ""
 
 
-def _other_hosts(fd: int, top: RunRecord | None, hosts: Collection[str]) -> Iterator[str]:
-    """The directories of hosts that have ended and do not belong to this run; all that are found in time.
+def _is_last(fd: int, record: RunRecord, path: str) -> bool:
+    """Whether no run has written to the directory of a host since the one that has ended and that a run.json is of."""
+    if record.end is None:
+        return unheard_s(fd, record) > UNHEARD_S
+    below = open_below(fd, record.host)
+    if below < 0:
+        return False
+    try:
+        with suppress(OSError):
+            return _events_at(below) <= _written_at(fd, path) + _LAG_S
+    finally:
+        os.close(below)
+    return False
+
+
+def _events_at(below: int) -> float:
+    """When a host wrote its last event, by the clock of the file server.
+
+    Raises:
+        OSError: a file cannot be opened.
+    """
+    names = (name for name in names_in(below, _MOST_NAMES) if name.startswith("events") and name.endswith(".jsonl"))
+    return max((_written_at(below, name) for name in names), default=0.0)
+
+
+def _written_at(fd: int, path: str) -> float:
+    """When a file was written to. It is opened: then NFS asks its server, where ``stat`` may take what it knows.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    file = os.open(path, os.O_RDONLY | CAREFULLY, dir_fd=fd)
+    try:
+        return os.fstat(file).st_mtime
+    finally:
+        os.close(file)
+
+
+def _move(fd: int, name: str, earlier: str) -> bool:
+    with suppress(OSError):
+        os.rename(name, f"{earlier}/{name}", src_dir_fd=fd, dst_dir_fd=fd)
+        return True
+    return False
+
+
+def _move_other_hosts(
+    fd: int, earlier: str, top: RunRecord, host: str, hosts: Collection[str], deadline: float
+) -> bool:
+    """Move the directories of hosts of the earlier run that have ended and do not belong to this run.
+
+    The times that are compared are all of the file server's clock.
 
     Args:
         fd: the run directory.
-        top: the record of the earlier run, which has ended.
-        hosts: those of this run.
+        earlier: the new directory, into which this process has moved the run.json of the earlier run.
+        top: what that says.
+        host: this host.
+        hosts: all hosts of this run.
+        deadline: until when directories are read, in monotonic seconds.
+
+    Returns:
+        Whether all have been read in time.
     """
-    names: list[str] = []
+    run_json = f"{earlier}/{RUN_JSON}"
+    # What a job of one host finds may be of a job beside it that has just ended (a job array).
+    if (len(hosts) == 1 and top.host != host) or read_record(fd, run_json) != top:
+        return True
+    ended_at, names = 0.0, list[str]()
+    with suppress(OSError):
+        ended_at = _written_at(fd, run_json)
     with suppress(OSError), os.scandir(fd) as entries:
-        names += [entry.name for entry in islice(entries, _MOST_NAMES) if entry.is_dir(follow_symlinks=False)]
-    deadline = time.monotonic() + _OTHERS_S
+        for entry in islice(entries, _MOST_NAMES):
+            if time.monotonic() > deadline:
+                return False
+            if entry.is_dir(follow_symlinks=False) and entry.name not in hosts and not entry.name.startswith(EARLIER):
+                names.append(entry.name)
     for name in names:
         if time.monotonic() > deadline:
-            return
-        if name in hosts or name.startswith(EARLIER) or not _is_file(fd, f"{name}/{_EVENTS}"):
-            continue
-        below = open_below(fd, name)
+            return False
+        below = open_below(fd, name) if _is_file(fd, f"{name}/{_EVENTS}") else -1
         if below < 0:
             continue
+        # Each as soon as it is known to have ended: a host of another run may begin there at any moment.
         try:
-            which = identity(below)
-            records = run_records(below, name)
-            described = read_record(below)
+            with suppress(OSError):
+                now = os.stat(earlier, dir_fd=fd, follow_symlinks=False).st_mtime
+                if _is_over(below, name, top, ended_at, now) and _is(fd, name, identity(below)):
+                    _move(fd, name, earlier)
         finally:
             os.close(below)
-        if described is None and top is not None:  # of the host that led
-            described, records = top, [*records, top]
-        has_all_ended = all(has_ended(fd, record) for record in records)
-        if described is not None and described.host == name and has_all_ended and _is(fd, name, which):
-            yield name
+    return True
+
+
+def _is_over(below: int, name: str, top: RunRecord, ended_at: float, now: float) -> bool:
+    """Whether a directory is that of a host of an earlier run, and of no run that has begun there since.
+
+    Args:
+        below: the directory.
+        name: its name.
+        top: the run.json of the earlier run.
+        ended_at: when that was written last.
+        now: the time.
+
+    Raises:
+        OSError: a file cannot be opened.
+    """
+    names = [one for one in names_in(below, _MOST_NAMES) if one.startswith("run") and one.endswith(".json")]
+    found, times = [read_record(below, one) for one in names], [_written_at(below, one) for one in names]
+    if top.host == name and RUN_JSON not in names:
+        found, times = [*found, top], [*times, ended_at]
+    elif RUN_JSON not in names:
+        return False
+    records = [one for one in found if one is not None and one.host == name and _job_of(one) == _job_of(top)]
+    if len(records) < len(found):
+        return False
+    events_at = _events_at(below)
+    if all(record.end is not None for record in records):
+        return events_at <= max(times) + _LAG_S
+    is_silent = now - max(events_at, os.fstat(below).st_mtime) > UNHEARD_S
+    return is_silent and not any(record.process is not None and is_living(record.process) for record in records)
+
+
+def _job_of(record: RunRecord) -> tuple[str, str]:
+    """What the hosts of a job have in common."""
+    return record.rendezvous_id, record.slurm_job
 
 
 def keep_own_files(fd: int) -> str:
@@ -157,7 +272,9 @@ def keep_own_files(fd: int) -> str:
         The name of the new directory in it; empty: there are no such files, or they cannot be kept.
     """
     found = [] if read_record(fd) is not None else [name for name in _OF_THE_JOB if _is_file(fd, name)]
-    kept = _new_directory(fd) if found else ""
+    kept = ""
+    with suppress(OSError):
+        kept = _new_directory(fd) if found else ""
     has_any = False
     for name in found if kept else ():
         with suppress(OSError):
@@ -226,15 +343,17 @@ def _exists(fd: int, name: str) -> bool:
 
 
 def _new_directory(fd: int) -> str:
-    """A directory for what is moved, by the time; hosts that share the directory have one each."""
+    """A directory for what is moved, by the time; hosts that share the directory have one each.
+
+    Raises:
+        OSError: it cannot be made.
+    """
     stem = f"{EARLIER}{time.strftime('%Y%m%d-%H%M%S')}"
-    for number in range(1, _MOST_TRIES):
-        name = f"{stem}-{number}"
-        try:
+    # Hundreds of hosts may begin within a second.
+    names = [*(f"{stem}-{number}" for number in range(1, _MOST_NUMBERS + 1)), f"{stem}-{os.urandom(6).hex()}"]
+    for name in names[:-1]:
+        with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=fd)
-        except FileExistsError:
-            continue
-        except OSError:
-            return ""
-        return name
-    return ""
+            return name
+    os.mkdir(names[-1], 0o700, dir_fd=fd)
+    return names[-1]

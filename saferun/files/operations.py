@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from saferun.errors import suppress
 from saferun.files import trees
-from saferun.files.earlier_run import keep_own_files, set_aside
+from saferun.files.earlier_run import SetAside, keep_own_files, set_aside
 from saferun.files.exclude_list import add_hosts
 from saferun.files.failure_files import take_failure_record
 from saferun.files.live_records import LiveRecord
@@ -39,7 +39,7 @@ def make_run_directory(
     earlier: Sequence[int] = (),
     keeps: int = 0,
     hosts: Sequence[str] = (),
-) -> tuple[str, float | None, str]:
+) -> tuple[str, float | None, str, str]:
     """Make the directory of a launch and of this host in it.
 
     Args:
@@ -55,7 +55,8 @@ def make_run_directory(
     Returns:
         The name of the directory into which what an earlier run left was moved, empty: there was nothing; where another
         run may still use the directory, how long ago it wrote there, 0: its process is known to live, None: none does;
-        and the name of the directory that has files of the user's own as well.
+        why files of an earlier run that has ended are left where they are, empty: none are; and the name of the
+        directory that has files of the user's own as well.
 
     Raises:
         NotOursError: it, or the directory of all runs, belongs to another user.
@@ -64,16 +65,15 @@ def make_run_directory(
     tree = add_tree(Tree(ignored or path))
     tree.make()
     fd = tree.open()
-    moved, kept = "", ""
-    unheard_s: float | None = None
+    aside, kept = SetAside(), ""
     try:
         if ignored:
             with suppress(OSError):
                 trees.write_gitignore(fd)
         for leads in earlier:
             with suppress(OSError):
-                moved, unheard_s = set_aside(fd, os.path.basename(host_path), leads=bool(leads), hosts=hosts)
-        if keeps and not moved and unheard_s is None:
+                aside = set_aside(fd, os.path.basename(host_path), leads=bool(leads), hosts=hosts)
+        if keeps and not aside.name and aside.unheard_s is None:
             with suppress(OSError):
                 kept = keep_own_files(fd)
         trees.make_directories(host_path)
@@ -87,7 +87,7 @@ def make_run_directory(
                     os.unlink(latest[0], dir_fd=fd)
     finally:
         os.close(fd)
-    return moved, unheard_s, kept
+    return aside.name, aside.unheard_s, aside.left, kept
 
 
 def make_directories(paths: list[str], outdated: list[str], again: int = 0) -> None:

@@ -184,12 +184,17 @@ class RunDirectory:
         arguments: list[object] = [path, host_path, top if ours else "", latest if ours else [], earlier, keeps, hosts]
         self.files.ask("make_run_directory", arguments, on_answer)
 
-    def _note_earlier_run(self, chosen: str, moved: str, unheard_s: float | None, kept: str) -> None:
+    def _note_earlier_run(self, chosen: str, moved: str, unheard_s: float | None, left: str, kept: str) -> None:
         if kept:
             where = os.path.join(chosen, kept)
             self._warn(f"{chosen} has files with names that saferun writes to: they are kept in {where}, too")
         if moved:
-            self._warn(f"{chosen} had the files of an earlier run: they are in {os.path.join(chosen, moved)} now")
+            others = f"; those of some other hosts may still be in {chosen}: {left}" if left else ""
+            self._warn(
+                f"{chosen} had the files of an earlier run: they are in {os.path.join(chosen, moved)} now{others}"
+            )
+        elif left:
+            self._warn(f"{chosen} has the files of an earlier run, which may be overwritten: {left}")
         elif unheard_s == 0:
             self._warn(
                 f"another run writes to {chosen}: they overwrite each other's files; give each a --run-dir of its own"

@@ -146,12 +146,14 @@ def living_records(fd: int, now: float | None = None, until: float = math.inf) -
     """
     now = time.time() if now is None else now
     record = read_record(fd)
-    records = [*([record] if record is not None else [])]
-    for host in host_names(fd):
+    living: list[RunRecord] = []
+    records = [record] if record is not None else []
+    for host in (None, *host_names(fd)):
         if time.monotonic() > until:
             break
-        records += _parts(fd, host)
-    return [one for one in records if one.end is None and _lives(fd, one, now, UNHEARD_S)]
+        found = _parts(fd, host) if host is not None else records
+        living += [one for one in found if one.end is None and _lives(fd, one, now, UNHEARD_S)]
+    return living
 
 
 def may_live(fd: int, now: float | None = None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from saferun.files import earlier_run
+from saferun.files.earlier_run import SetAside
 from saferun.files.run_dir import RunDirectory
 from saferun.linux.process_identity import ProcessIdentity
 from tests.direct_files import DirectFiles
@@ -55,7 +57,7 @@ def write_host(top: Path, host: str, content: str = "old", *, leads: bool = Fals
     write_record(top / "run.json" if leads else top / host / "run.json", host, ended=ended)
 
 
-def set_aside(top: Path, host: str, *, leads: bool = False, hosts: Collection[str] = ()) -> tuple[str, float | None]:
+def set_aside(top: Path, host: str, *, leads: bool = False, hosts: Collection[str] = ()) -> earlier_run.SetAside:
     """Set aside as ``host`` does it at its start."""
     fd = os.open(top, os.O_RDONLY)
     try:
@@ -84,7 +86,7 @@ def test_a_host_that_led_the_earlier_run_and_follows_now_sets_its_files_aside(
     write_host(tmp_path, "node2")
     before = files_in(tmp_path)
     for host in ("node1", "node2") if is_first else ("node2", "node1"):
-        moved, unheard_s = set_aside(tmp_path, host, leads=host == "node2", hosts=["node2", "node1"])
+        moved, unheard_s, _ = set_aside(tmp_path, host, leads=host == "node2", hosts=["node2", "node1"])
         assert moved
         assert unheard_s is None
     assert files_in(tmp_path) == set()
@@ -101,7 +103,7 @@ def test_what_a_host_led_once_says_nothing_about_its_files_of_a_later_run(tmp_pa
     write_host(tmp_path, "node1", "new")
     (tmp_path / "node1" / "run.json").unlink()
     write_record(tmp_path / "run.json", "node2", process=HERE, ended=False)
-    assert set_aside(tmp_path, "node1") == ("", None)
+    assert set_aside(tmp_path, "node1") == SetAside()
     assert (tmp_path / "node1" / "events.jsonl").read_text() == "new\n"
 
 
@@ -109,7 +111,7 @@ def test_a_host_that_led_the_earlier_run_and_still_does_keeps_its_files(tmp_path
     write_host(tmp_path, "node1", leads=True)
     write_record(tmp_path / "run.json", "node1", process=HERE, ended=False)
     before = files_in(tmp_path)
-    assert set_aside(tmp_path, "node1") == ("", 0)
+    assert set_aside(tmp_path, "node1") == SetAside(unheard_s=0)
     assert files_in(tmp_path) == before
 
 
@@ -119,11 +121,159 @@ def test_hosts_of_the_earlier_run_that_this_one_lacks_leave_nothing(tmp_path: Pa
     for host in ("node1", "node2", "node3"):
         write_host(tmp_path, host, leads=host == leader)
     before = files_in(tmp_path)
-    moved, unheard_s = set_aside(tmp_path, "node1", leads=True, hosts=["node1"])
+    moved, unheard_s, left = set_aside(tmp_path, "node1", leads=True, hosts=["node1", "node4"])
     assert moved
-    assert unheard_s is None
+    assert (unheard_s, left) == (None, "")
     assert files_in(tmp_path) == set()
     assert earlier_files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_moved"),
+    [
+        ({}, True),
+        ({"slurm_job": "4712"}, False),
+        ({"rendezvous_id": "another"}, False),
+        ({"host": "node4"}, False),
+        ({"end": {**END, "outcome": "?"}}, False),
+    ],
+    ids=["of that run", "of another job of Slurm", "of another rendezvous", "of another host", "malformed"],
+)
+def test_only_hosts_of_the_run_that_was_moved_follow_it(
+    tmp_path: Path, changes: dict[str, object], *, is_moved: bool
+) -> None:
+    """Jobs beside each other, such as those of a job array, may have one directory."""
+    for host in ("node1", "node2"):
+        write_host(tmp_path, host, leads=host == "node1")
+    ids: dict[str, Any] = {"slurm_job": "4711", "rendezvous_id": "train"}
+    write_record(tmp_path / "run.json", "node1", **ids)
+    write_record(tmp_path / "node2" / "run.json", **{"host": "node2", **ids, **changes})
+    assert set_aside(tmp_path, "node1", leads=True, hosts=["node1", "node3"]).name
+    assert (tmp_path / "node2").exists() == (not is_moved)
+
+
+@pytest.mark.parametrize(("leader", "is_moved"), [("node1", True), ("node2", False)])
+def test_a_job_of_one_host_moves_what_another_one_led_only_from_the_top(
+    tmp_path: Path, leader: str, *, is_moved: bool
+) -> None:
+    """It may be a job beside it, which has just ended."""
+    for host in ("node1", "node2", "node3"):
+        write_host(tmp_path, host, leads=host == leader)
+    assert set_aside(tmp_path, "node1", leads=True, hosts=["node1"]).name
+    assert files_in(tmp_path) == (set() if is_moved else {name for name in files_in(tmp_path) if name[:5] != "node1"})
+    assert (tmp_path / "node3").exists() == (not is_moved)
+
+
+@pytest.mark.parametrize("leader", ["node1", "node2"])
+def test_a_host_that_has_written_since_it_ended_is_of_a_run_that_has_begun(tmp_path: Path, leader: str) -> None:
+    """With one saferun a rank nothing is moved, and run.json is that of the run before until it is replaced."""
+    for host in ("node1", "node2"):
+        write_host(tmp_path, host, leads=host == leader)
+    at = time.time() - 3600
+    for path in tmp_path.rglob("run.json"):
+        os.utime(path, (at, at))
+    (tmp_path / "node2" / "events.task_1.jsonl").write_text("new\n")
+    assert set_aside(tmp_path, "node1", leads=True, hosts=["node1", "node3"]).name
+    assert (tmp_path / "node2" / "events.task_1.jsonl").read_text() == "new\n"
+    assert not (tmp_path / "node1").exists()
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 1e6])
+@pytest.mark.parametrize(
+    ("process", "age_s", "is_moved"),
+    [(ELSEWHERE, 400.0, True), (ELSEWHERE, 200.0, False), (GONE, 200.0, False), (HERE, 400.0, False)],
+    ids=["silent", "perhaps alive", "gone, and perhaps another one has begun", "alive"],
+)
+def test_a_host_that_was_killed_is_over_once_it_is_silent_by_the_clock_of_the_files(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    process: ProcessIdentity,
+    age_s: float,
+    ahead_s: float,
+    *,
+    is_moved: bool,
+) -> None:
+    """The clock of the host that looks may be wrong."""
+    for host in ("node1", "node2"):
+        write_host(tmp_path, host, leads=host == "node1")
+    write_record(tmp_path / "node2" / "run.json", "node2", process=process, ended=False)
+    at = time.time() - age_s
+    for path in (tmp_path / "node2" / "events.jsonl", tmp_path / "node2"):
+        os.utime(path, (at, at))
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + ahead_s)
+    assert set_aside(tmp_path, "node1", leads=True, hosts=["node1", "node3"]).name
+    assert (tmp_path / "node2").exists() == (not is_moved)
+
+
+def test_a_host_that_has_followed_a_later_run_than_it_led_keeps_that_one_s_files(tmp_path: Path) -> None:
+    """The leader of the earlier run follows twice: the second time, its files outside are those of the first."""
+    for host in ("node1", "node2"):
+        write_host(tmp_path, host, leads=host == "node1")
+    at = time.time() - 3600
+    os.utime(tmp_path / "run.json", (at, at))
+    (tmp_path / "earlier-1").mkdir()
+    (tmp_path / "run.json").rename(tmp_path / "earlier-1" / "run.json")
+    write_record(tmp_path / "run.json", "node2", process=HERE, ended=False)
+    before = files_in(tmp_path)
+    assert set_aside(tmp_path, "node1") == SetAside()
+    assert files_in(tmp_path) == before
+
+
+@pytest.mark.parametrize("process", [GONE, ELSEWHERE])
+def test_a_host_that_led_and_was_killed_is_moved_once_it_is_silent(tmp_path: Path, process: ProcessIdentity) -> None:
+    """Until then, what it has written may be of a run that has begun there."""
+    write_host(tmp_path, "node1", leads=True)
+    write_record(tmp_path / "run.json", "node1", process=process, ended=False)
+    moved, unheard_s, _ = set_aside(tmp_path, "node1")
+    assert (moved, unheard_s is None) == ("", process == GONE)
+    at = time.time() - 400
+    for path in (tmp_path / "node1" / "events.jsonl", tmp_path / "node1"):
+        os.utime(path, (at, at))
+    assert set_aside(tmp_path, "node1").name
+
+
+def test_where_there_is_no_time_to_look_at_all_hosts_a_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for host in ("node1", "node2"):
+        write_host(tmp_path, host, leads=host == "node1")
+    monkeypatch.setattr(earlier_run, "_OTHERS_S", 0)
+    warnings = list[str]()
+    run_dir = RunDirectory(
+        str(tmp_path), wanted=True, host="node1", run_id="0123456789abcdef", warn=warnings.append, files=DirectFiles()
+    )
+    run_dir.join("", host="node1", is_part=False, hosts=("node1", "node3"))
+    run_dir.open()
+    run_dir.close()
+    (earlier,) = tmp_path.glob("earlier-*")
+    (warning,) = warnings
+    moved = f"{tmp_path} had the files of an earlier run: they are in {earlier} now"
+    left = f"those of some other hosts may still be in {tmp_path}: not all of its directories could be read within 0 s"
+    assert warning == f"{moved}; {left}"
+    assert "node2/events.jsonl" in files_in(tmp_path)
+
+
+def test_any_number_of_hosts_set_their_files_aside_within_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few names are tried before one that no other host has."""
+    monkeypatch.setattr(time, "strftime", lambda _: "20260101-120000")
+    made = list[str]()
+    real = os.mkdir
+
+    def mkdir(path: str, *arguments: int, **options: int) -> None:
+        made.append(path)
+        real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    hosts = [f"node{number}" for number in range(150)]
+    for host in hosts:
+        write_host(tmp_path, host)
+    made.clear()
+    assert all(set_aside(tmp_path, host).name for host in hosts)
+    assert files_in(tmp_path) == set()
+    assert len(made) < 5 * len(hosts)
 
 
 def test_only_what_is_an_ended_host_s_is_moved(tmp_path: Path) -> None:
@@ -144,18 +294,23 @@ def test_only_what_is_an_ended_host_s_is_moved(tmp_path: Path) -> None:
     assert (tmp_path / "link").is_symlink()
 
 
+@pytest.mark.parametrize("outcome", ["left", "stopped"])
 @pytest.mark.parametrize("leads", [False, True])
-def test_a_host_that_left_a_job_which_goes_on_moves_nothing_when_it_comes_again(tmp_path: Path, *, leads: bool) -> None:
-    """An elastic job: the host led it, left, and is started again; another one leads now, and a third has left, too."""
+def test_of_a_job_that_goes_on_without_its_host_another_run_there_moves_nothing(
+    tmp_path: Path, *, leads: bool, outcome: str
+) -> None:
+    """An elastic job: the host led it, and left, perhaps because of a signal; another one leads now."""
     for host in ("node1", "node2", "node3"):
         write_host(tmp_path, host, leads=host == "node1")
-    left = {**END, "outcome": "left", "time": time.time() - 60}
+    end = {**END, "outcome": outcome, "time": time.time() - 60}
     for host, path in (("node1", tmp_path), ("node3", tmp_path / "node3")):
-        record = json.loads((path / "run.json").read_text())
-        (path / "run.json").write_text(json.dumps({**record, "end": left, "host": host}))
+        write_record(path / "run.json", host, end=end)
+    if not leads:
+        (tmp_path / "run.json").rename(tmp_path / "node1" / "run.json")
     write_record(tmp_path / "node2" / "run.json", "node2", process=HERE, ended=False)
     before = files_in(tmp_path)
-    assert set_aside(tmp_path, "node1", leads=leads, hosts=["node1", "node2"] if leads else ()) == ("", None)
+    aside = set_aside(tmp_path, "node1", leads=leads, hosts=["node1", "node2"] if leads else ())
+    assert aside == SetAside(unheard_s=0)
     assert files_in(tmp_path) == before
 
 
@@ -208,7 +363,7 @@ def test_a_host_that_left_a_job_which_has_ended_sets_its_files_aside(tmp_path: P
     assert {name.partition("/")[0] for name in files_in(tmp_path)} == {"node2"}
 
 
-@pytest.mark.parametrize("step", ["_new_directory", "run_records"])
+@pytest.mark.parametrize("step", ["_new_directory", "_is_over"])
 def test_of_a_host_that_begins_anew_meanwhile_nothing_is_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -278,3 +433,43 @@ def test_whether_another_run_writes_to_the_directory_is_said_as_far_as_it_is_kno
     (warning,) = warnings
     assert message in warning
     assert bool(re.search(r"its files changed \d+ s ago", warning)) == ("may still" in warning)
+
+
+@pytest.mark.parametrize("step", ["has_ended", "_new_directory"])
+def test_of_two_runs_that_begin_at_once_the_second_moves_nothing_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """What the second has read of the directory is not true any more."""
+    for host in ("node1", "node2"):
+        write_host(tmp_path, host, leads=host == "node1")
+    real = getattr(earlier_run, step)
+
+    def begin(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        assert set_aside(tmp_path, "node1", leads=True, hosts=["node1"]).name
+        write_host(tmp_path, "node1", "new")
+        (tmp_path / "node1" / "run.json").unlink()
+        return real(*arguments)
+
+    monkeypatch.setattr(earlier_run, step, begin)
+    aside = set_aside(tmp_path, "node2", leads=True, hosts=["node2", "node3"])
+    assert (aside.unheard_s == 0) == (step == "has_ended")
+    assert (tmp_path / "node1" / "events.jsonl").read_text() == "new\n"
+
+
+def test_what_cannot_be_moved_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of the earlier run may be overwritten."""
+    write_host(tmp_path, "node1", leads=True)
+
+    def fail(*_: object) -> str:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(earlier_run, "_new_directory", fail)
+    warnings = list[str]()
+    run_dir = RunDirectory(
+        str(tmp_path), wanted=True, host="node1", run_id="0123456789abcdef", warn=warnings.append, files=DirectFiles()
+    )
+    run_dir.open()
+    run_dir.close()
+    (warning,) = warnings
+    assert warning.endswith("which may be overwritten: no directory can be made for them: Disk quota exceeded")

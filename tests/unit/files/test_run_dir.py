@@ -284,10 +284,11 @@ def test_a_run_that_cannot_be_set_aside_stays_where_it_is(
         monkeypatch.setattr(os, "mkdir", fail)
     fd = os.open(tmp_path, os.O_RDONLY)
     try:
-        moved, unheard_s = earlier_run.set_aside(fd, "node3", leads=True)
+        moved, unheard_s, left = earlier_run.set_aside(fd, "node3", leads=True)
     finally:
         os.close(fd)
     assert (bool(moved), unheard_s) == (not is_full, None)
+    assert left == ("no directory can be made for them: No space left on device" if is_full else "")
     assert (tmp_path / moved / "run.json").exists()
 
 
@@ -300,7 +301,7 @@ def test_a_failure_while_an_earlier_run_is_looked_at_makes_the_directory_all_the
 
     monkeypatch.setattr(operations, "set_aside", fail)
     path = str(tmp_path / "run")
-    assert operations.make_run_directory(path, f"{path}/node3", "", [], [1]) == ("", None, "")
+    assert operations.make_run_directory(path, f"{path}/node3", "", [], [1]) == ("", None, "", "")
     assert (tmp_path / "run" / "node3").is_dir()
 
 
@@ -320,8 +321,8 @@ def test_files_of_the_user_s_own_are_kept_whatever_the_file_system_can_do(
     (tmp_path / "report.json").mkdir()
     (tmp_path / "node3").mkdir()
     path = str(tmp_path)
-    moved, unheard_s, kept = operations.make_run_directory(path, f"{path}/node3", "", [], [1], 1)
-    assert (moved, unheard_s) == ("", None)
+    moved, unheard_s, left, kept = operations.make_run_directory(path, f"{path}/node3", "", [], [1], 1)
+    assert (moved, unheard_s, left) == ("", None, "")
     assert {one.name: one.read_text() for one in (tmp_path / kept).iterdir()} == {
         "run.json": "my run.json",
         "report.html": "my report.html",
@@ -334,7 +335,7 @@ def test_files_of_the_user_s_own_are_kept_whatever_the_file_system_can_do(
 def test_a_directory_without_files_of_these_names_gets_no_other_one(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     path = str(tmp_path)
-    assert operations.make_run_directory(path, f"{path}/node3", "", [], [1], 1) == ("", None, "")
+    assert operations.make_run_directory(path, f"{path}/node3", "", [], [1], 1) == ("", None, "", "")
     assert sorted(os.listdir(tmp_path)) == ["mine.txt", "node3"]
 
 
