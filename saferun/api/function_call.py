@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from saferun.api.rank_function import (
@@ -82,36 +83,46 @@ def function_call(function: Callable[..., object], args: Sequence[Any]) -> Itera
 
 
 def _pickled(function: Callable[..., object], args: tuple[Any, ...]) -> bytes:
-    """The call: by reference where ranks can import the function, else by cloudpickle.
+    """The call: by reference where ranks can import the function and what is in the arguments, else by cloudpickle.
 
     Raises:
         UsageError: neither is possible.
     """
-    is_found = _is_importable(function)
+    content = _by_reference((function, args))
+    if content:
+        return content
+    what = name_of(function)
+    why = "it, or what it holds, is defined in a notebook, in __main__ or in a function, or cannot be pickled"
+    if _by_reference(function):
+        try:
+            pickle.dumps(args)
+        except Exception as error:  # code of the program's runs
+            raise UsageError(f"the arguments cannot be pickled: {error}", "pass numbers, strings or lists") from None
+        what, why = f"what is in the arguments of {what}", "it is defined in a notebook or in __main__"
     try:
-        if is_found:
-            return pickle.dumps((function, args))
         import cloudpickle  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
-        why = "it, or what it holds, is defined in a notebook, in __main__ or in a function, or cannot be pickled"
         hint = "move it into a module, or install cloudpickle"
-        raise UsageError(f"{name_of(function)} cannot be imported by the ranks: {why}", hint) from None
-    except Exception as error:
-        raise UsageError(f"the arguments cannot be pickled: {error}", "pass numbers, strings or lists") from None
+        raise UsageError(f"{what} cannot be imported by the ranks: {why}", hint) from None
     try:
-        content: bytes = cloudpickle.dumps((function, args))
+        by_value: bytes = cloudpickle.dumps((function, args))
     except Exception as error:
         raise UsageError(f"the function cannot be pickled: {error}", "move it into a module") from None
-    return content
+    return by_value
 
 
-def _is_importable(function: Callable[..., object]) -> bool:
-    """Whether ranks can import it, or all that it consists of: a partial, a method, an object with ``__call__``."""
+def _by_reference(value: object) -> bytes:
+    """Pickle what ranks can import, or all that it consists of: a partial, a method, an object with ``__call__``.
+
+    Returns:
+        Nothing where they cannot.
+    """
+    content = io.BytesIO()
     try:
-        _ByReference(_Nowhere()).dump(function)
+        _ByReference(content).dump(value)
     except Exception:  # code of the program's runs
-        return False
-    return True
+        return b""
+    return content.getvalue()
 
 
 class _ByReference(pickle.Pickler):
@@ -119,13 +130,9 @@ class _ByReference(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401 - as pickle has it
         # By its name: a class, a function, or what a decorator like functools.cache has made of one.
-        if hasattr(obj, "__qualname__") and getattr(obj, "__module__", None) == "__main__":
+        is_of_main = False
+        with suppress(Exception):  # its attributes may be code of the program's
+            is_of_main = hasattr(obj, "__qualname__") and getattr(obj, "__module__", None) == "__main__"
+        if is_of_main:
             raise pickle.PicklingError(obj.__qualname__)
         return NotImplemented
-
-
-class _Nowhere:
-    """A file that keeps nothing."""
-
-    def write(self, content: bytes) -> int:
-        return len(content)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import threading
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,6 +140,39 @@ def test_what_ranks_cannot_import_is_an_error_that_names_it(function: Callable[.
 
 
 @pytest.mark.parametrize(
+    "argument", [OfMain(), OfMain, [{"config": OfMain()}], of_main], ids=["object", "class", "held", "function"]
+)
+def test_arguments_of_what_ranks_cannot_import_are_an_error_before_any_rank(
+    monkeypatch: pytest.MonkeyPatch, argument: object
+) -> None:
+    """``__main__`` is another module there, where each rank would fail; cloudpickle takes such a class along."""
+    with pytest.raises(
+        UsageError, match=r"in the arguments of scaled cannot be imported[^\n]*\nhint: [^\n]*cloudpickle"
+    ):
+        called(scaled, argument, 2)
+    given: list[object] = []
+
+    def dumps(call: object) -> bytes:
+        given.append(call)
+        return pickle.dumps((scaled, (5, 7)))
+
+    monkeypatch.setitem(sys.modules, "cloudpickle", SimpleNamespace(dumps=dumps))
+    assert called(scaled, argument, 2) == (35,)
+    assert given == [(scaled, (argument, 2))]
+
+
+def test_arguments_that_cannot_be_pickled_are_named_as_such() -> None:
+    """Whether or not they are of ``__main__``."""
+    with pytest.raises(UsageError, match=r"the arguments cannot be pickled: .*\nhint: pass numbers, strings or lists"):
+        called(scaled, threading.Lock(), 2)
+
+
+def test_an_argument_whose_attributes_are_code_of_the_program_is_one() -> None:
+    with function_call(scaled, (Eager(), 2)) as call:
+        assert call.path
+
+
+@pytest.mark.parametrize(
     ("function", "name"),
     [(partial(unpicklable, 1), "unpicklable"), (Unpicklable(), "Unpicklable"), (unpicklable, "unpicklable")],
 )
@@ -166,6 +201,16 @@ def test_what_an_attempt_before_has_left_is_gone(tmp_path: Path) -> None:
         assert call.values() == (35,)
         assert isinstance(call, FunctionCall)
     assert not os.listdir(tmp_path)
+
+
+class Eager:
+    """It is pickled, although its attributes raise."""
+
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Eager, ())
 
 
 class Odd:
