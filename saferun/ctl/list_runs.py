@@ -59,9 +59,15 @@ def run(arguments: argparse.Namespace) -> int:
     lines = list_lines(shown)
     if not shown:
         lines = ["no runs" + (" here" if arguments.here else "") + (" that are running" if arguments.running else "")]
-    elif len(runs) > len(shown) and len(shown) == arguments.n and (not arguments.running or next(iter(rows), None)):
-        lines.append(f"the newest {len(shown)}{others} (all: -n 0)")
+    # First of all what is known: further runs may be on a file system that does not answer.
     answer("".join(f"{line}\n" for line in lines))
+    if (
+        shown
+        and len(runs) > len(shown)
+        and len(shown) == arguments.n
+        and (not arguments.running or next(iter(rows), 0))
+    ):
+        answer(f"the newest {len(shown)}{others} (all: -n 0)\n")
     return 0
 
 

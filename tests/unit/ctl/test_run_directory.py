@@ -13,13 +13,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from saferun import ctl
+from saferun.ctl import list_runs
 from saferun.ctl.run_directory import find_run
 from saferun.errors import UsageError
+from saferun.files.run_files import read_state
 from tests.unit.described_runs import HERE, make_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from saferun.files.run_files import RunState
 
 OLD, NEW, OTHER = "20260101-120000-abcdef", "20260102-120000-abc123", "20260103-120000-fedcba"
 
@@ -353,6 +357,26 @@ def test_running_ones_that_are_left_out_are_not_counted_as_all(here: Path, capsy
     make_run(here / "saferun-runs", "20250105-120000-aaaaaa", process=HERE, end=None)
     assert ctl.main(["list", "--running", "-n", "1"]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == ["the newest 1 (all: -n 0)"]
+
+
+def test_the_list_is_there_before_further_runs_are_read(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be on a file system that does not answer."""
+    living = make_run(here / "saferun-runs", "20270104-120000-aaaaaa", process=HERE, end=None)
+    seen = list[str]()
+
+    def state_of_living(fd: int, now: float) -> RunState:
+        if os.path.samestat(os.fstat(fd), living.stat()):
+            return read_state(fd, now)
+        seen.append(capsys.readouterr().out)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(list_runs, "read_state", state_of_living)
+    with pytest.raises(KeyboardInterrupt):
+        list_runs.run(argparse.Namespace(n=1, here=False, running=True, json=False))
+    (first,) = seen
+    assert living.name in first
 
 
 def test_without_runs_the_list_says_so(
