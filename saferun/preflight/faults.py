@@ -21,6 +21,8 @@ _CLASS = "network_between_hosts"
 _PASSING = frozenset({"timeout", "no_route"})
 # What comes of a listener that gets no processor: the network is there, and the ranks have processes of their own.
 _STARVED = "silent"
+# What these hosts lose elsewhere too.
+_LOST = "lost"
 
 
 class KnownLinks(Value):
@@ -49,29 +51,39 @@ class KnownLinks(Value):
         """
         if not is_fatal:
             return "warn"
-        certain = [link for link in links if link.kind != _STARVED]
-        if self.remeasured:
-            certain = [link for link in certain if link.kind not in _PASSING or link.times > 1]
-        return "fail" if certain else "warn"
+        return "fail" if any(self.is_lasting(link) for link in links) else "warn"
+
+    def is_lasting(self, link: NicLink) -> bool:
+        """Whether what does not come through is a fault of the network that lasts, as far as has been measured."""
+        is_away = self.remeasured and link.kind in _PASSING and link.times == 1
+        return not is_away and link.kind not in {_STARVED, _LOST}
 
     def is_certain(self, nic: str, hosts: Iterable[int]) -> bool:
         """Whether the ranks of one of these hosts will use the interface for certain."""
         return any(nic in self.uses[host].certain for host in hosts)
 
-    def is_cut_off(self, nic: str, hosts: Collection[int], others: Sequence[str]) -> bool:
+    def is_cut_off(self, nic: str, pairs: Collection[tuple[int, int]], others: Sequence[str]) -> bool:
         """Whether the ranks cannot work without what does not come through over an interface.
 
-        Ranks that would use another one, which was not tried, may reach each other over that.
+        Ranks that would use another one may reach each other over that, if it was not tried or could not be measured.
 
         Args:
             nic: the interface.
-            hosts: whose ranks these are.
+            pairs: what does not come through over it.
             others: the interfaces that do come through.
         """
-        if self.is_certain(nic, hosts):
-            return True
-        uses = [self.uses[host] for host in hosts]
-        return not others and any(one.connects and one.certain and one.certain <= self.columns.keys() for one in uses)
+        return self.is_certain(nic, {host for pair in pairs for host in pair}) or self.is_without_way(pairs, others)
+
+    def is_without_way(self, pairs: Iterable[tuple[int, int]], others: Sequence[str]) -> bool:
+        """Whether nothing else leads from the first to the second host of any pair; the arguments as above."""
+        return not others and all(self._fails(pair) for pair in pairs)
+
+    def _fails(self, pair: tuple[int, int]) -> bool:
+        """Whether all that the ranks of the second host use fails from the first one as well."""
+        use = self.uses[pair[1]]
+        links = [self.columns.get(nic, {}).get(pair) for nic in use.certain]
+        is_measured = use.connects and bool(links)
+        return is_measured and all(link and not link.is_ok and self.is_lasting(link) for link in links)
 
     def is_used(self, nic: str, hosts: Iterable[int]) -> bool:
         """Whether they may use it."""
@@ -115,7 +127,7 @@ def doubtful_pairs(scene: KnownLinks) -> list[tuple[int, int]]:
     doubtful = [
         (nic, pair) for nic, column in scene.columns.items() for pair in column if column[pair].kind in _PASSING
     ]
-    needed = [pair for nic, pair in doubtful if scene.is_cut_off(nic, pair, scene.others(nic, [pair]))]
+    needed = [pair for nic, pair in doubtful if scene.is_cut_off(nic, [pair], scene.others(nic, [pair]))]
     of_target: dict[int, list[tuple[int, int]]] = {}
     # Each may have another way where there is none for all of them.
     for pair in sorted(set(needed or (pair for _, pair in doubtful))):
@@ -126,7 +138,7 @@ def doubtful_pairs(scene: KnownLinks) -> list[tuple[int, int]]:
 def _column_results(scene: KnownLinks, nic: str, column: Column) -> list[CheckResult]:
     bad = {pair: link for pair, link in column.items() if not link.is_ok}
     # What is lost is reported with the packets that are lost elsewhere.
-    bad = {pair: link for pair, link in bad.items() if link.kind != "lost"}
+    bad = {pair: link for pair, link in bad.items() if link.kind != _LOST}
     if not bad:
         return []
     hosts = {host for pair in column for host in pair}
@@ -154,7 +166,7 @@ def _dead_network(scene: KnownLinks, nic: str, bad: Column, hosts: set[int]) -> 
         return []
     kind = _commonest(bad.values())
     message = f"{sentence(NO_HOST, kind, nic, address=_address(bad.values()))}{_works(others)}"
-    verdict = scene.verdict(bad.values(), is_fatal=scene.is_cut_off(nic, hosts, others))
+    verdict = scene.verdict(bad.values(), is_fatal=scene.is_cut_off(nic, bad, others))
     return [_result(verdict, message, hint_of(kind, nic, "all hosts", _instead(scene, nic, others)), bad.values())]
 
 
@@ -189,7 +201,7 @@ def _partition(scene: KnownLinks, nic: str, parts: Sequence[set[int]], cut: Colu
     groups = " / ".join(hosts_text(scene.infos, part) for part in parts[:_MOST_REPORTED])
     message = f"{sentence(TWO, kind, nic, who='some groups of hosts')}: {groups}{_works(others)}"
     hint = f"look at what lies between them: switches, VLANs, subnet managers{_or_nic(_instead(scene, nic, others))}"
-    verdict = scene.verdict(cut.values(), is_fatal=scene.is_cut_off(nic, hosts, others))
+    verdict = scene.verdict(cut.values(), is_fatal=scene.is_cut_off(nic, cut, others))
     return [_result(verdict, message, hint, cut.values())]
 
 
@@ -257,7 +269,8 @@ def _host_result(
     # NCCL connects neighbours in rings and trees: a few links less may not be missed.
     is_whole = (bad_in and len(bad_in) == len(incoming)) or (bad_out and len(bad_out) == len(outgoing))
     needed = is_whole or any(scene.uses[one].by_all_pairs for one in (host, *peers))
-    certain = scene.is_cut_off(nic, [host], others) or all(scene.is_certain(nic, [peer]) for peer in peers)
+    certain = scene.is_certain(nic, [host]) or all(scene.is_certain(nic, [peer]) for peer in peers)
+    certain = certain or scene.is_without_way(bad, others)
     verdict = scene.verdict((*bad_in, *bad_out), is_fatal=bool(needed and certain))
     return _result(verdict, message, hint, (*bad_in, *bad_out), host=label)
 
@@ -282,7 +295,7 @@ def _pair_result(scene: KnownLinks, nic: str, column: Column, bad: Sequence[NicL
         hint = hint_of(kind, nic, target, instead, direction="pair", source=source)
     uses = [scene.uses[host] for host in (a, b)]
     needed = any(use.by_all_pairs for use in uses) or len(scene.infos) == _SEVERAL
-    certain = scene.is_cut_off(nic, (a, b), others) and needed
+    certain = scene.is_cut_off(nic, [(link.source, link.target) for link in bad], others) and needed
     return _result(scene.verdict(bad, is_fatal=certain), message, hint, bad)
 
 

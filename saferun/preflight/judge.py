@@ -19,6 +19,8 @@ __all__ = ["judge"]
 _SEVERAL = 2
 # As many as one message of the leader names.
 _MOST_AGAIN = 64
+# What comes of a host whose checks have ended early.
+_ENDED = frozenset({"refused", "silent", "broken", "stranger"})
 _WOULD_USE = re.compile(r"gloo would use (\S{1,64}) \(")
 _DOWN_AT_HOME = re.compile(r" names (\S{1,64}), which is down on this host")
 
@@ -48,7 +50,8 @@ def judge(
     Returns:
         With ``again`` the rest is what is known so far.
     """
-    columns = without_lost(_without_ended(columns_of(probes, infos), missing))
+    measured = columns_of(probes, infos)
+    columns = without_lost(_without_ended(measured, missing))
     uses = {host: uses_of(info, nics) for host, info in infos.items()}
     slowness = find_slowness(columns, infos)
     best = best_nic(columns, infos, sorted({nic for _, nic in slowness.states}))
@@ -62,7 +65,7 @@ def judge(
         *_own_results(infos),
         *faults,
         *(slowness.results if remeasured else ()),
-        *_missing_results(columns, infos, missing, blamed),
+        *_missing_results(measured, infos, uses, missing, blamed),
         *_down_results(described, uses),
         *_decoy_results(described, uses, columns),
         *(loopback_between(infos) if any(_is_on_loopback(info) for info in infos.values()) else ()),
@@ -111,9 +114,8 @@ def _is_on_loopback(info: HostInfo) -> bool:
 
 def _without_ended(columns: Mapping[str, Column], missing: Mapping[int, str]) -> dict[str, Column]:
     """The links without those to hosts whose checks have ended early, so that no process listens there any more."""
-    ended = frozenset({"refused", "silent", "broken", "stranger"})
     return {
-        nic: {pair: link for pair, link in column.items() if pair[1] not in missing or link.kind not in ended}
+        nic: {pair: link for pair, link in column.items() if pair[1] not in missing or link.kind not in _ENDED}
         for nic, column in columns.items()
     }
 
@@ -145,12 +147,17 @@ def _own_results(infos: Mapping[int, HostInfo]) -> list[CheckResult]:
 def _missing_results(
     columns: Mapping[str, Column],
     infos: Mapping[int, HostInfo],
+    uses: Mapping[int, Uses],
     missing: Mapping[int, str],
     blamed: Collection[str],
 ) -> list[CheckResult]:
-    """Hosts that reported no probes; those that no other host reaches either may be gone."""
-    reached = {target for column in columns.values() for (_, target), link in column.items() if link.is_ok}
-    tried = {target for column in columns.values() for _, target in column}
+    """Hosts that reported no probes; those that no other host reaches either may be gone.
+
+    A host that refuses is there, and an interface that its ranks do not use may be meant for something else.
+    """
+    links = [(nic, link) for nic, column in columns.items() for link in column.values()]
+    reached = {link.target for _, link in links if link.is_ok or link.kind in _ENDED}
+    tried = {link.target for nic, link in links if nic in uses[link.target].certain | uses[link.target].possible}
     results = []
     for host, why in sorted(missing.items()):
         info = infos.get(host)

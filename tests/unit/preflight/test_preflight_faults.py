@@ -352,3 +352,53 @@ def test_a_host_that_answers_the_second_time_with_silence_ends_no_launch() -> No
     """It was away, and then busy."""
     _, after = measured_twice(4, where(target=1, kind="timeout"), where(target=1, kind="silent"))
     assert after.verdict == "warn"
+
+
+# ------------------------------------------------------------ a network that no rank uses, where the other is unknown
+
+EMPTY = where(nic="eth1", kind="timeout")  # a second network that leads nowhere, as that of a management processor
+
+
+@pytest.mark.parametrize("hosts", [2, *SEVERAL])
+@pytest.mark.parametrize("kind", ["refused", "silent", "broken"])
+def test_a_host_whose_check_process_is_lost_does_not_make_a_network_needed_that_no_rank_uses(
+    hosts: int, kind: str
+) -> None:
+    """Its eth0 could not be measured, and leads to its ranks all the same: it answers."""
+    bad = hosts - 1
+    probes = [p for p in probes_of(hosts, NICS, EMPTY, where(target=bad, nic="eth0", kind=kind)) if p.source != bad]
+    verdict = judged(infos_of(hosts), probes, missing={bad: "its check process ended"})
+    (said,) = [line for line in lines(verdict) if "eth1" not in line]
+    assert verdict.verdict == "warn"
+    assert said == f"warn node{bad}: it reported nothing of the other hosts (its check process ended)"
+
+
+@pytest.mark.parametrize("hosts", [2, *SEVERAL])
+@pytest.mark.parametrize("starved", [{"target": 1}, {}])
+def test_a_listener_that_gets_no_processor_does_not_make_a_network_needed_that_no_rank_uses(
+    hosts: int, starved: dict[str, int]
+) -> None:
+    silent = where(nic="eth0", kind="silent", **starved)
+    assert judged(infos_of(hosts), probes_of(hosts, NICS, EMPTY, silent)).verdict == "warn"
+
+
+def test_a_host_that_could_not_be_tried_over_what_its_ranks_use_is_not_cut_off_by_another_network() -> None:
+    """It had no room for another socket."""
+    probes = probes_of(4, NICS, where(target=2, nic="eth1", kind="timeout"))
+    untried = [p for p in probes if p.nic == "eth1" or 2 not in {p.source, p.target}]
+    assert judged(infos_of(4), untried).verdict == "warn"
+
+
+def test_what_the_ranks_use_and_what_was_away_once_does_not_make_a_network_needed_that_no_rank_uses() -> None:
+    """Eth0 was not tried again: of many connections only the first are."""
+    probes = probes_of(4, NICS, where(target=2, kind="timeout"))
+    again = [p for p in probes if p.nic == "eth1"]
+    verdict = judge(infos_of(4), [*probes, *again], missing={}, nics=(), remeasured=True, duration_s=0.1)
+    assert verdict.verdict == "warn"
+
+
+def test_a_lost_host_that_is_not_reached_over_what_its_ranks_use_may_be_gone() -> None:
+    probes = [p for p in probes_of(4, NICS, where(touching=3, kind="timeout")) if p.source != 3]
+    verdict = judge(infos_of(4), probes, missing={3: "no answer"}, nics=(), remeasured=True, duration_s=0.1)
+    (said,) = [line for line in lines(verdict) if "reported nothing" in line]
+    assert said == "warn node3: it reported nothing of the other hosts (no answer), and none of them reaches it"
