@@ -28,8 +28,8 @@ def gather_host_info(context: CheckContext) -> HostInfo:
     lookup = next((lookup for lookup in found if lookup.name == own), Lookup(own))
     environ = with_nccl_conf(context)
     gloo = gloo_choice(nics, environ, lookup.addresses)
-    # Gloo waits longer for a name, and a name server that does not answer now may do so then.
-    is_known = gloo.rule == GLOO_IFNAME or lookup.error not in {"late", "unanswered"}
+    # Gloo waits longer for a name; where the resolver gives up, whatever the error, gloo listens on loopback.
+    is_known = gloo.rule == GLOO_IFNAME or lookup.error != "late"
     versions, script, relevant = describe_host(context)
     return HostInfo(
         time=time.time(),

@@ -43,12 +43,11 @@ def lookups(monkeypatch: pytest.MonkeyPatch) -> dict[str, Lookup]:
     return known
 
 
-@pytest.mark.parametrize("error", ["late", "unanswered"])
-def test_where_the_own_name_gets_no_answer_it_is_not_known_what_gloo_would_use(
-    tmp_path: Path, lookups: dict[str, Lookup], error: str
+def test_where_the_answer_for_the_own_name_is_late_it_is_not_known_what_gloo_would_use(
+    tmp_path: Path, lookups: dict[str, Lookup]
 ) -> None:
     """Gloo waits for a name server that is slow, and finds the address."""
-    lookups[OWN] = Lookup(OWN, error=error)
+    lookups[OWN] = Lookup(OWN, error="late")
     info = gather_host_info(context(tmp_path))
     assert info.gloo == ()
     other = HostInfo("node1", nics=(LO, Nic("eth0", ("10.1.0.6",))), gloo=("eth0",), backend="gloo")
@@ -57,9 +56,17 @@ def test_where_the_own_name_gets_no_answer_it_is_not_known_what_gloo_would_use(
     assert gather_host_info(context(tmp_path, environ=environ)).gloo == ("eth1",), "the name does not matter"
 
 
-def test_an_own_name_that_is_unknown_leads_gloo_to_loopback(tmp_path: Path, lookups: dict[str, Lookup]) -> None:
-    lookups[OWN] = Lookup(OWN, error="unknown")
-    assert gather_host_info(context(tmp_path)).gloo == ("lo",)
+@pytest.mark.parametrize("error", ["unknown", "unanswered"])
+def test_an_own_name_that_does_not_resolve_leads_gloo_to_loopback(
+    tmp_path: Path, lookups: dict[str, Lookup], error: str
+) -> None:
+    """Torch takes any error of the resolver for that; EAI_AGAIN is the lasting one where no name server is there."""
+    lookups[OWN] = Lookup(OWN, error=error)
+    info = gather_host_info(context(tmp_path))
+    assert info.gloo == ("lo",)
+    other = HostInfo("node1", nics=(LO, Nic("eth0", ("10.1.0.6",))), gloo=("eth0",), backend="gloo")
+    (result,) = loopback_between({0: info._replace(label=OWN, backend="gloo"), 1: other})
+    assert (result.verdict, result.host) == ("fail", OWN)
 
 
 @pytest.mark.parametrize("file", ["etc/nccl.conf", ".nccl.conf"])
