@@ -35,9 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Answer, on stdout. 1 when the lint found something."""
     if arguments.action == "lint":
         return _lint(arguments)
-    has_directory = user_directory(os.environ) in files_of_user(os.environ)
-    profiles = load_profiles(default_search_path(arguments.env_profile_path, os.environ, with_user=has_directory))
     vendor, versions = host_vendor(arguments.vendor), installed_versions(os.environ)
+    has_directory = user_directory(os.environ) in files_of_user(os.environ, vendor)
+    profiles = load_profiles(default_search_path(arguments.env_profile_path, os.environ, with_user=has_directory))
     match arguments.action:
         case "list":
             lines = list_lines(profiles)

@@ -12,7 +12,7 @@ from saferun.errors import UsageError
 from saferun.linux.answering_files import present_files
 from saferun.linux.gpu_nodes import gpu_vendor
 from saferun.linux.installed_versions import read_package_versions
-from saferun.linux.nccl_files import user_file, variables_in_nccl_files
+from saferun.linux.nccl_files import system_file, user_file, variables_in_nccl_files
 from saferun.model import RankAssignment
 
 # Variables that torchrun sets by default, and that may be unset.
@@ -43,16 +43,17 @@ def resolve_environ(config: EnvironConfig, environ: Mapping[str, str]) -> Resolu
     Raises:
         UsageError: a missing or malformed profile, or a malformed ``--env``.
     """
-    present = files_of_user(environ)
+    vendor = host_vendor(config.vendor)
+    present = files_of_user(environ, vendor)
     has_directory = user_directory(environ) in present
     try:
-        resolution = _resolved(config, environ, present, with_user=has_directory)
+        resolution = _resolved(config, environ, vendor, present, with_user=has_directory)
     except UsageError as error:
         if not has_directory:
             raise
         # A directory that was only found does not refuse a launch that does not need it.
         try:
-            resolution = _resolved(config, environ, present, with_user=False)
+            resolution = _resolved(config, environ, vendor, present, with_user=False)
         except UsageError:
             raise error from None
         from saferun.env.profiles.found import report_unused
@@ -64,12 +65,16 @@ def resolve_environ(config: EnvironConfig, environ: Mapping[str, str]) -> Resolu
     return resolution._replace(removed=tuple(sorted((*resolution.removed, *more))))
 
 
-def files_of_user(environ: Mapping[str, str]) -> frozenset[str]:
+def files_of_user(environ: Mapping[str, str], vendor: Vendor) -> frozenset[str]:
     """The directory of the user's own profiles and NCCL's own file, if they are there.
 
     One whose file system does not answer is left out, which is reported.
+
+    Args:
+        environ: the environment that the ranks would inherit.
+        vendor: the vendor of the host's GPUs.
     """
-    present, silent = present_files([path for path in (user_directory(environ), user_file(environ)) if path])
+    present, silent = present_files([path for path in (user_directory(environ), user_file(environ, vendor)) if path])
     if silent:
         from saferun.env.profiles.found import report_silent
 
@@ -78,17 +83,18 @@ def files_of_user(environ: Mapping[str, str]) -> frozenset[str]:
 
 
 def _resolved(
-    config: EnvironConfig, environ: Mapping[str, str], present: Collection[str], *, with_user: bool
+    config: EnvironConfig, environ: Mapping[str, str], vendor: Vendor, present: Collection[str], *, with_user: bool
 ) -> Resolution:
+    own = user_file(environ, vendor)
     return resolve(
         load_profiles(default_search_path(config.profile_path, environ, with_user=with_user)),
         config.profiles,
-        vendor=host_vendor(config.vendor),
+        vendor=vendor,
         versions=installed_versions(environ),
         user_environ=environ,
         env=config.env,
         unset=config.unset,
-        nccl_files=variables_in_nccl_files(environ, with_user=user_file(environ) in present),
+        nccl_files=variables_in_nccl_files([*([own] if own in present else []), system_file(vendor)]),
     )
 
 

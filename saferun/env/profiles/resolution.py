@@ -196,7 +196,7 @@ class _Layering:
         if reason is None and variable.needs_file and not self._exists(variable.needs_file):
             reason = f"{variable.needs_file} is not here"
         if reason is None and variable.together_with and variable.name in self._nccl_files:
-            reason = "nccl.conf sets it"
+            reason = f"{'rccl' if self._vendor == 'amd' else 'nccl'}.conf sets it"
         return reason
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from saferun.errors import suppress
-from saferun.linux.nccl_files import variables_in_nccl_files
+from saferun.linux.nccl_files import system_file, user_file, variables_in_nccl_files
 from saferun.preflight.checks.context import CheckContext
 
 GIB = 1 << 30
@@ -22,19 +22,20 @@ def own_path(context: CheckContext, path: str) -> str:
 
 
 def with_nccl_conf(context: CheckContext) -> Mapping[str, str]:
-    """The ranks' environment, and what NCCL's own files add to it. Variables win.
+    """The ranks' environment, and what NCCL's own files (RCCL's on hosts with AMD's GPUs) add to it. Variables win.
 
     A home directory that does not answer costs the user's file.
     """
-    environ, system_file = context.environ, context.path("etc/nccl.conf")
+    environ = context.environ
     if context.vendor == "none":
         return environ
+    paths = user_file(environ, context.vendor), system_file(context.vendor, context.root)
     found: list[dict[str, str]] = []
-    reader = threading.Thread(target=lambda: found.append(variables_in_nccl_files(environ, system_file)), daemon=True)
+    reader = threading.Thread(target=lambda: found.append(variables_in_nccl_files(paths)), daemon=True)
     with suppress(RuntimeError):  # there can be no other thread
         reader.start()
         reader.join(_FILES_S)
-    variables = found[0] if found else variables_in_nccl_files(environ, system_file, with_user=False)
+    variables = found[0] if found else variables_in_nccl_files(paths[1:])
     return {**{name: value for name, value in variables.items() if name.startswith("NCCL_")}, **environ}
 
 

@@ -395,3 +395,12 @@ def test_a_profile_that_the_user_names_wins_over_nccls_files() -> None:
         nccl_files={"NCCL_DEBUG": "WARN"},
     )
     assert [s.profile for s in resolution.settings if s.variable.name == "NCCL_DEBUG"] == ["nccl-debug"]
+
+
+def test_on_amds_gpus_the_files_are_those_of_rccl() -> None:
+    resolution = resolve(
+        load_profiles([]), ["production"], vendor="amd", versions={}, user_environ={}, nccl_files={"NCCL_DEBUG": "WARN"}
+    )
+    assert [skipped.reason for skipped in resolution.skipped if skipped.variable.name == "NCCL_DEBUG"] == [
+        "rccl.conf sets it"
+    ]

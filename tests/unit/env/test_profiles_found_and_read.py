@@ -109,6 +109,16 @@ def test_a_directory_that_was_only_found_and_cannot_be_listed_is_left_out(
         resolve_environ(CONFIG._replace(profile_path=(str(user),)), environ)
 
 
+@pytest.mark.parametrize(("vendor", "file"), [("nvidia", ".nccl.conf"), ("amd", ".rccl.conf")])
+def test_the_library_of_the_hosts_gpus_has_files_of_its_own(tmp_path: Path, vendor: str, file: str) -> None:
+    environ = {"HOME": str(tmp_path)}
+    for name in (".nccl.conf", ".rccl.conf"):
+        (tmp_path / name).write_text("NCCL_DEBUG=INFO\n")
+        resolution = resolve_environ(CONFIG._replace(vendor=vendor), environ)
+        (tmp_path / name).unlink()
+        assert ("NCCL_DEBUG" in {skipped.variable.name for skipped in resolution.skipped}) == (name == file)
+
+
 def test_a_file_of_settings_may_hold_profiles(tmp_path: Path) -> None:
     settings = tmp_path / "saferun.yaml"
     settings.write_text("nproc_per_node: 2\nprofiles:\n  mine:\n    variables: {X: 1}\n", encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +70,18 @@ def test_an_own_name_that_does_not_resolve_leads_gloo_to_loopback(
     assert (result.verdict, result.host) == ("fail", OWN)
 
 
-@pytest.mark.parametrize("file", ["etc/nccl.conf", ".nccl.conf"])
+@pytest.mark.parametrize(
+    ("file", "vendor"),
+    [("etc/nccl.conf", "nvidia"), (".nccl.conf", "nvidia"), ("etc/rccl.conf", "amd"), (".rccl.conf", "amd")],
+)
 def test_what_nccls_own_files_say_is_what_other_hosts_learn(
-    tmp_path: Path, lookups: dict[str, Lookup], file: str
+    tmp_path: Path, lookups: dict[str, Lookup], file: str, vendor: str
 ) -> None:
     """The same as the host's own check finds: a site names the interfaces there, and no rank uses another."""
     assert lookups
     (tmp_path / "etc").mkdir()
     (tmp_path / file).write_text("NCCL_SOCKET_IFNAME=eth1\n")
-    launch = context(tmp_path, vendor="nvidia")
+    launch = context(tmp_path, vendor=vendor)
     info = gather_host_info(launch)
     facts = dict(interfaces.check_interfaces(launch).facts)
     assert (info.nccl, info.probed) == (("eth1",), ("eth1", "eth0"))
@@ -90,9 +94,9 @@ def test_a_home_directory_that_does_not_answer_costs_the_users_file_of_nccl(
     assert lookups
     answers = threading.Event()
 
-    def read(_environ: object, _system_file: str, *, with_user: bool = True) -> dict[str, str]:
-        if with_user:
-            answers.wait()
+    def read(paths: Sequence[str]) -> dict[str, str]:
+        if len(paths) > 1:
+            assert answers.wait(600)
         return {"NCCL_SOCKET_IFNAME": "eth1"}
 
     monkeypatch.setattr(common, "variables_in_nccl_files", read)
