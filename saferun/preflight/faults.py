@@ -58,25 +58,19 @@ class KnownLinks(Value):
         is_away = self.remeasured and link.kind in _PASSING and link.times == 1
         return not is_away and link.kind not in {_STARVED, _LOST}
 
-    def is_certain(self, nic: str, hosts: Iterable[int]) -> bool:
-        """Whether the ranks of one of these hosts will use the interface for certain."""
-        return any(nic in self.uses[host].certain for host in hosts)
-
     def is_cut_off(self, nic: str, pairs: Collection[tuple[int, int]], others: Sequence[str]) -> bool:
         """Whether the ranks cannot work without what does not come through over an interface.
 
-        Ranks that would use another one may reach each other over that, if it was not tried or could not be measured.
+        Ranks are reached over what their own host uses, whatever the others use. Where that is another interface, which
+        was not tried or could not be measured, it may lead there.
 
         Args:
             nic: the interface.
             pairs: what does not come through over it.
             others: the interfaces that do come through.
         """
-        return self.is_certain(nic, {host for pair in pairs for host in pair}) or self.is_without_way(pairs, others)
-
-    def is_without_way(self, pairs: Iterable[tuple[int, int]], others: Sequence[str]) -> bool:
-        """Whether nothing else leads from the first to the second host of any pair; the arguments as above."""
-        return not others and all(self._fails(pair) for pair in pairs)
+        is_certain = any(nic in self.uses[target].certain for _, target in pairs)
+        return is_certain or (not others and all(self._fails(pair) for pair in pairs))
 
     def _fails(self, pair: tuple[int, int]) -> bool:
         """Whether all that the ranks of the second host use fails from the first one as well."""
@@ -86,7 +80,7 @@ class KnownLinks(Value):
         return is_measured and all(link and not link.is_ok and self.is_lasting(link) for link in links)
 
     def is_used(self, nic: str, hosts: Iterable[int]) -> bool:
-        """Whether they may use it."""
+        """Whether the ranks of one of these hosts may use it."""
         return any(nic in self.uses[host].certain | self.uses[host].possible for host in hosts)
 
     def others(self, nic: str, pairs: Iterable[tuple[int, int]]) -> list[str]:
@@ -269,8 +263,9 @@ def _host_result(
     # NCCL connects neighbours in rings and trees: a few links less may not be missed.
     is_whole = (bad_in and len(bad_in) == len(incoming)) or (bad_out and len(bad_out) == len(outgoing))
     needed = is_whole or any(scene.uses[one].by_all_pairs for one in (host, *peers))
-    certain = scene.is_certain(nic, [host]) or all(scene.is_certain(nic, [peer]) for peer in peers)
-    certain = certain or scene.is_without_way(bad, others)
+    ways = [pair for pair in bad if pair[1] == host], [pair for pair in bad if pair[0] == host]
+    certain = any(way and all(scene.is_cut_off(nic, [pair], others) for pair in way) for way in ways)
+    certain = certain or (scene.uses[host].by_all_pairs and scene.is_cut_off(nic, bad, others))
     verdict = scene.verdict((*bad_in, *bad_out), is_fatal=bool(needed and certain))
     return _result(verdict, message, hint, (*bad_in, *bad_out), host=label)
 

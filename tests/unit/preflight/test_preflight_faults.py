@@ -48,6 +48,27 @@ def test_a_host_whose_ranks_use_what_was_not_tried_is_not_known_to_be_cut_off(gl
         assert [line.split()[0] for line in lines(verdict)] == ["warn"]
 
 
+@pytest.mark.parametrize("hosts", [2, *SEVERAL])
+@pytest.mark.parametrize("gloo", [("gre1",), ("eth1",), ()])
+def test_a_host_is_reached_over_what_its_own_ranks_use_and_not_over_what_the_others_use(
+    hosts: int, gloo: tuple[str, ...]
+) -> None:
+    """Its name leads to a tunnel or to another network, and a firewall closes the one that it does not listen on."""
+    infos = infos_of(hosts)
+    infos[0] = infos[0]._replace(gloo=gloo)
+    closed = judged(infos, probes_of(hosts, NICS, where(target=0, nic="eth0", kind="timeout")))
+    assert closed.verdict == "warn"
+    assert judged(infos, probes_of(hosts, NICS, where(source=0, nic="eth0", kind="timeout"))).verdict == "fail"
+    assert judged(infos, probes_of(hosts, NICS, where(touching=0, nic="eth0", kind="timeout"))).verdict == "fail"
+
+
+@pytest.mark.parametrize("hosts", SEVERAL)
+def test_an_interface_that_leads_nowhere_is_a_failure_where_some_hosts_use_it(hosts: int) -> None:
+    infos = infos_of(hosts)
+    infos[0] = infos[0]._replace(gloo=("gre1",))
+    assert judged(infos, probes_of(hosts, ("eth0",), where(nic="eth0", kind="timeout"))).verdict == "fail"
+
+
 def test_an_interface_that_the_ranks_are_told_to_use_is_a_failure() -> None:
     probes = probes_of(4, ("eth1",), where(touching=1, nic="eth1", kind="timeout"))
     verdict = judged(infos_of(4), probes, nics=("eth1",))
