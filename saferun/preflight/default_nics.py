@@ -265,27 +265,30 @@ def mpirun_options(names: Sequence[str]) -> str:
 def loopback_between(infos: Mapping[int, HostInfo]) -> tuple[CheckResult, ...]:
     """The hosts on which gloo would listen on loopback, though there are others that look for it.
 
-    One host cannot know by itself: several tasks on one machine meet there quite well. A host whose own name is an
-    address of the loopback interface that leads to it from elsewhere, as routing protocols announce it, may be reached
-    there.
+    One host cannot know by itself: several tasks on one machine meet there quite well. A host whose own name leads gloo
+    to an address of the loopback interface that leads to it from elsewhere, as routing protocols announce it, may be
+    reached there, if no other machine has the same address.
 
     Args:
         infos: of all hosts, by number.
     """
     machines: list[set[str]] = []
     for info in infos.values():
-        addresses = {address_to_reach(nic) for nic in info.nics if not is_decoy(nic.name)} - {""}
+        addresses = _addresses_of_machine(info)
         if addresses and all(machine.isdisjoint(addresses) for machine in machines):
             machines.append(addresses)
     if len(machines) <= 1:
         return ()
+    holders: dict[str, list[set[str]]] = {}
+    for info in infos.values():
+        for nic in info.nics:
+            for address in nic.addresses if nic.kind == "loopback" else ():
+                holders.setdefault(address, []).append(_addresses_of_machine(info))
     results = []
     for info in infos.values():
-        interfaces = [nic for nic in info.nics if nic.kind == "loopback"]
-        own_addresses = {address for answer in info.names[:1] for address in answer[1:]}  # its own name is the first
-        if any(_leads_here(address) and address in own_addresses for nic in interfaces for address in nic.addresses):
+        if _is_announced(info, holders):
             continue
-        loopback = {nic.name for nic in interfaces} or {"lo"}
+        loopback = {nic.name for nic in info.nics if nic.kind == "loopback"} or {"lo"}
         is_known = any(result.class_name == "network_interface" for result in info.results)
         if info.gloo and loopback.issuperset(info.gloo) and not is_known:
             usable = [nic.name for nic in info.nics if nic.name in info.probed] or ["the interface between the hosts"]
@@ -300,6 +303,27 @@ def loopback_between(infos: Mapping[int, HostInfo]) -> tuple[CheckResult, ...]:
                 )
             )
     return tuple(results)
+
+
+def _addresses_of_machine(info: HostInfo) -> set[str]:
+    """By what to tell one machine from another; those of the loopback interface may be a service's, and on all."""
+    nics = [nic for nic in info.nics if not is_decoy(nic.name)]
+    real = {address_to_reach(nic) for nic in nics if nic.kind != "loopback"} - {""}
+    return real or {address_to_reach(nic) for nic in nics} - {""}
+
+
+def _is_announced(info: HostInfo, holders: Mapping[str, Sequence[set[str]]]) -> bool:
+    """Whether gloo, which takes the first address of the own name that it can use, may be reached there.
+
+    Args:
+        info: the host's.
+        holders: the machines that have an address on their loopback interface.
+    """
+    own = [address for answer in info.names[:1] for address in answer[1:]]  # its own name is the first
+    address = gloo_choice(info.nics, {}, own).addresses[0]
+    machine = _addresses_of_machine(info)
+    found = holders.get(address, ()) if _leads_here(address) else ()
+    return bool(found) and not any(machine.isdisjoint(other) for other in found)
 
 
 def own_name_hint(nic: str) -> str:

@@ -464,16 +464,38 @@ def test_loopback_between_hosts_is_told_of_those_that_have_it() -> None:
     assert [result.verdict for result in loopback_between(infos)] == ["warn"], "nobody may ask gloo"
 
 
-@pytest.mark.parametrize("is_own", [True, False])
-def test_an_address_on_loopback_that_is_announced_to_others_is_reached(*, is_own: bool) -> None:
-    """Hosts of a routed network have the address of their name there. A virtual address of a service is another one."""
+@pytest.mark.parametrize(
+    ("name", "address", "is_reached"),
+    [
+        (("10.99.0.{}",), "10.99.0.{}", True),
+        (("10.66.6.6", "10.99.0.{}"), "10.99.0.{}", True),
+        (("127.0.1.1",), "10.99.0.{}", False),
+        (("127.0.1.1", "10.99.0.{}"), "10.99.0.{}", False),
+        (("127.0.1.1",), "10.99.9.9", False),
+        (("10.99.9.9",), "10.99.9.9", False),
+        ((), "10.99.0.{}", False),
+    ],
+)
+@pytest.mark.parametrize("unnumbered", [False, True])
+def test_an_address_on_loopback_that_is_announced_to_others_is_reached(
+    name: tuple[str, ...], address: str, *, is_reached: bool, unnumbered: bool
+) -> None:
+    """Hosts of a routed network have the address of their name there. A virtual address of a service is another one.
+
+    Gloo listens on the first address of the name that it can use. An address that all hosts have leads each to itself.
+    """
     infos = {}
     for number in range(2):
-        address = f"10.99.0.{number}"
-        names = ((f"node{number}", address if is_own else "127.0.1.1"), ("master", "10.99.0.0"))
-        nics = (LO._replace(addresses=("127.0.0.1", address)), *other(CLUSTER[1:], number))
+        own = (f"node{number}", *(one.format(number) for one in name))
+        rest = other(CLUSTER[1:], number)
+        if unnumbered:
+            rest = tuple(nic._replace(addresses=(f"fe80::{number}",)) for nic in rest)
+        nics = (LO._replace(addresses=("127.0.0.1", address.format(number))), *rest)
+        names = (own, ("master", "10.99.0.0"))
         infos[number] = info(f"node{number}", nics, ("lo",), backend="gloo", names=names)
-    assert [result.verdict for result in loopback_between(infos)] == ([] if is_own else ["fail", "fail"])
+    is_one_machine = unnumbered and "{}" not in address  # as far as can be known
+    expected = [] if is_reached or is_one_machine else ["fail", "fail"]
+    assert [result.verdict for result in loopback_between(infos)] == expected
 
 
 def test_several_saferuns_of_one_machine_meet_on_loopback() -> None:
