@@ -9,7 +9,6 @@ src/misc/param.cc, and https://rocm.docs.amd.com/projects/rccl/en/latest/api-ref
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 
 from saferun.linux.small_files import read_at_once
@@ -27,9 +26,9 @@ def user_file(environ: Mapping[str, str], vendor: str) -> str:
     return environ.get("NCCL_CONF_FILE") or f"{environ.get('HOME', '')}/.{_name(vendor)}"
 
 
-def system_file(vendor: str, root: str = "/") -> str:
+def system_file(vendor: str) -> str:
     """The path of the system's file; ``vendor`` as above."""
-    return os.path.join(root, "etc", _name(vendor))
+    return f"/etc/{_name(vendor)}"
 
 
 def variables_in_nccl_files(paths: Iterable[str]) -> dict[str, str]:

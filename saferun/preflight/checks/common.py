@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 
 from saferun.errors import suppress
 from saferun.linux.nccl_files import system_file, user_file, variables_in_nccl_files
+from saferun.model import Value
 from saferun.preflight.checks.context import CheckContext
 
 GIB = 1 << 30
@@ -21,22 +23,46 @@ def own_path(context: CheckContext, path: str) -> str:
     return context.path(path.lstrip("/"))
 
 
-def with_nccl_conf(context: CheckContext) -> Mapping[str, str]:
-    """The ranks' environment, and what NCCL's own files (RCCL's on hosts with AMD's GPUs) add to it. Variables win.
+class NcclEnviron(Value):
+    """The ranks' environment, and what NCCL's own files (RCCL's on hosts with AMD's GPUs) add to it.
+
+    Attributes:
+        environ: the variables; those of the environment win.
+        files: what names the file that a variable is from, by the variable's name.
+        is_complete: whether the user's file, which wins over the system's, could be read.
+    """
+
+    environ: Mapping[str, str]
+    files: Mapping[str, str]
+    is_complete: bool
+
+    def where(self, name: str) -> str:
+        """`` (from /etc/nccl.conf)`` behind a value that the user does not find in the environment; else nothing."""
+        return f" (from {self.files[name]})" if name in self.files else ""
+
+
+def with_nccl_conf(context: CheckContext) -> NcclEnviron:
+    """The ranks' environment with what NCCL's own files add to it.
 
     A home directory that does not answer costs the user's file.
     """
     environ = context.environ
     if context.vendor == "none":
-        return environ
-    paths = user_file(environ, context.vendor), system_file(context.vendor, context.root)
-    found: list[dict[str, str]] = []
-    reader = threading.Thread(target=lambda: found.append(variables_in_nccl_files(paths)), daemon=True)
+        return NcclEnviron(environ, {}, is_complete=True)
+    path, system = user_file(environ, context.vendor), system_file(context.vendor)
+    own: list[dict[str, str]] = []
+    reader = threading.Thread(target=lambda: own.append(variables_in_nccl_files([path])), daemon=True)
     with suppress(RuntimeError):  # there can be no other thread
         reader.start()
         reader.join(_FILES_S)
-    variables = found[0] if found else variables_in_nccl_files(paths[1:])
-    return {**{name: value for name, value in variables.items() if name.startswith("NCCL_")}, **environ}
+    users, is_complete = (own[0], True) if own else ({}, False)
+    users_name = "NCCL_CONF_FILE" if environ.get("NCCL_CONF_FILE") else f"~/{os.path.basename(path)}"
+    variables, files = dict(environ), {}
+    for file, found in ((users_name, users), (system, variables_in_nccl_files([own_path(context, system)]))):
+        for name, value in found.items():
+            if name.startswith("NCCL_") and name not in variables:
+                variables[name], files[name] = value, file
+    return NcclEnviron(variables, files, is_complete)
 
 
 def is_switched_on(environ: Mapping[str, str], name: str) -> bool:

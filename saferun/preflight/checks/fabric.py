@@ -115,12 +115,13 @@ def check_fabric(context: CheckContext) -> CheckResult:
 
 
 def _judge(context: CheckContext, ports: Sequence[Port]) -> CheckResult | None:
-    environ = with_nccl_conf(context)
-    value = environ.get(_HCA, "")
-    if value and environ.get("NCCL_IB_DISABLE", "0") != "1":
+    settings = with_nccl_conf(context)
+    value = settings.environ.get(_HCA, "")
+    if value and settings.environ.get("NCCL_IB_DISABLE", "0") != "1":
         used = [port for port in ports if fits(port.device, value) and _is_port(port, value)]
         if ports and not used:
-            message = f"{_HCA}={value[:80]} fits no RDMA device of this host, so that NCCL would use TCP"
+            named = f"{_HCA}={value[:80]}{settings.where(_HCA)}"
+            message = f"{named} fits no RDMA device of this host, so that NCCL would use TCP"
             return _warning(message, f"it has {listed([*dict.fromkeys(port.device for port in ports)], _MOST_SHOWN)}")
         ports = used
         is_named = not value.startswith("^")

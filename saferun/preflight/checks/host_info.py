@@ -13,7 +13,7 @@ from saferun.preflight.checks.common import with_nccl_conf
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.name_resolution import Lookup, resolve
 from saferun.preflight.checks.versions import describe_host
-from saferun.preflight.default_nics import GLOO_IFNAME, candidates, gloo_choice, nccl_choice, routes
+from saferun.preflight.default_nics import GLOO_IFNAME, NCCL_IFNAME, candidates, gloo_choice, nccl_choice, routes
 from saferun.preflight.results import HostInfo, Pairs
 
 _NAMES_S = 1.0
@@ -26,16 +26,19 @@ def gather_host_info(context: CheckContext) -> HostInfo:
     names = tuple(dict.fromkeys(filter(None, (own, context.master))))
     found = resolve(names, _NAMES_S)
     lookup = next((lookup for lookup in found if lookup.name == own), Lookup(own))
-    environ = with_nccl_conf(context)
+    settings = with_nccl_conf(context)
+    environ = settings.environ
     gloo = gloo_choice(nics, environ, lookup.addresses)
     # Gloo waits longer for a name; where the resolver gives up, whatever the error, gloo listens on loopback.
     is_known = gloo.rule == GLOO_IFNAME or lookup.error != "late"
+    # NCCL waits for a home directory, and the user's file there wins over the system's.
+    is_nccl_known = settings.is_complete or bool(context.environ.get(NCCL_IFNAME))
     versions, script, relevant = describe_host(context)
     return HostInfo(
         time=time.time(),
         nics=nics,
         gloo=gloo.names if is_known else (),
-        nccl=nccl_choice(nics, environ).names,
+        nccl=nccl_choice(nics, environ).names if is_nccl_known else (),
         probed=candidates(nics, environ, context.nics),
         versions=versions,
         script=script,
@@ -53,7 +56,7 @@ def probe_routes(context: CheckContext, info: HostInfo) -> Pairs:
         context: the launch.
         info: this host's, as ``gather_host_info`` has it.
     """
-    environ = with_nccl_conf(context)
+    environ = with_nccl_conf(context).environ
     own = next((addresses for name, *addresses in info.names if name == socket.gethostname()), [])
     gloo, nccl = gloo_choice(info.nics, environ, own), nccl_choice(info.nics, environ)
     choices = (gloo,) if context.vendor == "none" else (gloo, nccl) if info.backend == GLOO else (nccl, gloo)

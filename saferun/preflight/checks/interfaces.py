@@ -9,7 +9,7 @@ from saferun.linux.netlink import read_nics
 from saferun.linux.nic import Nic, is_decoy
 from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.backend import GLOO, known_backend
-from saferun.preflight.checks.common import listed, listed_are, with_nccl_conf
+from saferun.preflight.checks.common import NcclEnviron, listed, listed_are, with_nccl_conf
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.name_resolution import Lookup, is_elsewhere, resolve
 from saferun.preflight.default_nics import (
@@ -42,7 +42,8 @@ def check_interfaces(context: CheckContext) -> CheckResult:
     nowhere by its nature is reported here.
     """
     nics = read_nics(context.root)
-    environ = with_nccl_conf(context)
+    settings = with_nccl_conf(context)
+    environ = settings.environ
     lookups = _resolve(context, environ)
     own, master = lookups
     gloo = gloo_choice(nics, environ, own.addresses)
@@ -58,7 +59,7 @@ def check_interfaces(context: CheckContext) -> CheckResult:
     result = (
         _judge_wanted(context, nics, elsewhere=elsewhere)
         or _judge_gloo(context, gloo, nics, elsewhere=elsewhere)
-        or _judge_nccl(context, nccl, environ, nics)
+        or _judge_nccl(context, nccl, settings, nics)
         or (_judge_reach(context, gloo, nccl, nics) if elsewhere else None)
     )
     if result is not None:
@@ -142,29 +143,29 @@ def _judge_name(source: str, name: str, nics: Sequence[Nic], *, spans_hosts: boo
     return None
 
 
-def _judge_nccl(
-    context: CheckContext, nccl: Choice, environ: Mapping[str, str], nics: Sequence[Nic]
-) -> CheckResult | None:
+def _judge_nccl(context: CheckContext, nccl: Choice, settings: NcclEnviron, nics: Sequence[Nic]) -> CheckResult | None:
     """What looks wrong with NCCL_SOCKET_IFNAME, which no job on processors reads."""
     if nccl.names or nccl.rule != NCCL_IFNAME or context.vendor == "none":
         return None
+    environ = settings.environ
     value = environ[NCCL_IFNAME]
+    named = f"{NCCL_IFNAME}={_shown(value)}{settings.where(NCCL_IFNAME)}"
     family = environ.get(NCCL_FAMILY, "")
     other_family = {name: value for name, value in environ.items() if name != NCCL_FAMILY}
     if family and nccl_choice(nics, other_family).names:
-        message = f"{NCCL_IFNAME}={_shown(value)} fits no interface with an address of {NCCL_FAMILY}={family}"
+        message = f"{named} fits no interface with an address of {NCCL_FAMILY}={family}{settings.where(NCCL_FAMILY)}"
         return _warning(message, f"take {NCCL_FAMILY} away, or name another interface")
     if value.startswith("^"):
-        return _warning(f"{NCCL_IFNAME}={_shown(value)} leaves no interface for NCCL", _there(nics))
+        return _warning(f"{named} leaves no interface for NCCL", _there(nics))
     running = [nic._replace(is_up=True) for nic in nics]
     asleep = nccl_choice(running, environ).names
     if asleep:
         verb = "is" if len(asleep) == 1 else "are"
-        message = f"{NCCL_IFNAME}={_shown(value)} fits {_listed(asleep)} alone, which {verb} down on this host"
+        message = f"{named} fits {_listed(asleep)} alone, which {verb} down on this host"
         return _warning(message, f"look at cables and switch ports, or use another: {_there(nics)}")
     near = next((near for name in nccl.missing if (near := near_name(name, nics))), "")
     meant = f"did you mean {near}? " if near else ""
-    return _warning(f"{NCCL_IFNAME}={_shown(value)} fits no interface of this host", f"{meant}{_there(nics)}")
+    return _warning(f"{named} fits no interface of this host", f"{meant}{_there(nics)}")
 
 
 # -------------------------------------------------------------------------------------------------- where it leads to

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from saferun.linux.small_files import list_directory, read_bytes, read_line, read_text
 from saferun.model import Value
 from saferun.preflight.checks.answers import ok, warning
-from saferun.preflight.checks.common import with_nccl_conf
+from saferun.preflight.checks.common import NcclEnviron, with_nccl_conf
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.fabric import Port, read_ports
 from saferun.preflight.default_nics import fits
@@ -44,16 +44,16 @@ def check_rdma(context: CheckContext) -> CheckResult:
     Only jobs of several hosts that use NVIDIA's GPUs need any of it. EFA has ways of its own.
     """
     ports = [port for port in read_ports(context.root) if port.state == "ACTIVE" and not port.driver.startswith("efa")]
-    environ = with_nccl_conf(context) if ports else {}
-    ports = [port for port in ports if _is_used(port, environ)]
-    if not ports:
+    settings = with_nccl_conf(context) if ports else None
+    ports = [port for port in ports if settings and _is_used(port, settings.environ)]
+    if not settings or not ports:
         return ok("no RDMA ports that NCCL would use")
     route = _peer_route(context)
     acs = redirecting_ports(context.root)
     facts = (("gpudirect", route or "none"), ("acs", ", ".join(acs) or "none"))
     if not context.spans_hosts or context.vendor != "nvidia":
         return ok(f"{len(ports)} RDMA ports", facts)
-    wrong = _wrong_gid(context, environ, ports)
+    wrong = _wrong_gid(context, settings, ports)
     if wrong is not None:
         return wrong._replace(facts=facts)
     # Ethernet devices of any server may have RDMA ports that are not meant for GPUs.
@@ -98,9 +98,10 @@ def read_gids(root: str, port: Port) -> list[Gid]:
     return sorted(found)
 
 
-def _wrong_gid(context: CheckContext, environ: Mapping[str, str], ports: Sequence[Port]) -> CheckResult | None:
+def _wrong_gid(context: CheckContext, settings: NcclEnviron, ports: Sequence[Port]) -> CheckResult | None:
     """The index that was set points to no address, or to one that routers do not know."""
-    value = environ.get(_GID_INDEX, "")
+    value = settings.environ.get(_GID_INDEX, "")
+    named = f"{_GID_INDEX}={value}{settings.where(_GID_INDEX)}"
     if not value.isdecimal() or len(value) > 3:  # noqa: PLR2004 - a port has at most some hundred
         return None
     for port in ports:
@@ -110,11 +111,11 @@ def _wrong_gid(context: CheckContext, environ: Mapping[str, str], ports: Sequenc
         gid = next((gid for gid in gids if gid.number == int(value) and gid.address), None)
         hint = f"unset {_GID_INDEX}: NCCL finds the right one, from 2.21 on; `show_gids` shows them"
         if gid is None:
-            message = f"{_GID_INDEX}={value}: {port.name} has no GID there: connections time out"
+            message = f"{named}: {port.name} has no GID there: connections time out"
             return warning(message, hint, class_name="fabric_degraded")
         same = [other.number for other in gids if other.address == gid.address and other.version == "RoCE v2"]
-        if gid.version == "RoCE v1" and same and environ.get("NCCL_IB_ROCE_VERSION_NUM") != "1":
-            message = f"{_GID_INDEX}={value} is a RoCE v1 address of {port.name}, which no router forwards"
+        if gid.version == "RoCE v1" and same and settings.environ.get("NCCL_IB_ROCE_VERSION_NUM") != "1":
+            message = f"{named} is a RoCE v1 address of {port.name}, which no router forwards"
             return warning(message, f"{hint}; RoCE v2 has {same[0]}", class_name="fabric_degraded")
     return None
 

@@ -431,7 +431,8 @@ def test_what_nccls_own_file_says_counts(monkeypatch: pytest.MonkeyPatch, tmp_pa
     result = check(monkeypatch, WORKSTATION, home, vendor="nvidia", root=f"{tmp_path}/")
     assert (result.verdict, dict(result.facts)["nccl"]) == ("ok", "eth0")
     (tmp_path / ".nccl.conf").write_text("NCCL_SOCKET_IFNAME=nope\n")
-    assert check(monkeypatch, WORKSTATION, home, vendor="nvidia", root=f"{tmp_path}/").verdict == "warn"
+    result = check(monkeypatch, WORKSTATION, home, vendor="nvidia", root=f"{tmp_path}/")
+    assert result.message == "NCCL_SOCKET_IFNAME=nope (from ~/.nccl.conf) fits no interface of this host"
     environ = {**home, "NCCL_SOCKET_IFNAME": "eth0"}
     assert check(monkeypatch, WORKSTATION, environ, vendor="nvidia", root=f"{tmp_path}/").verdict == "ok"
 

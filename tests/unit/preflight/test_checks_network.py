@@ -340,6 +340,22 @@ def test_devices_that_nccls_own_file_leaves_out_are_no_fault(monkeypatch: pytest
     assert fabric_check(monkeypatch, tmp_path, environ=named).verdict == "warn", "a variable wins"
 
 
+def test_a_value_from_nccls_own_file_is_quoted_with_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The user has not set it, and finds it nowhere else."""
+    device(tmp_path, "mlx5_0")
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/nccl.conf").write_text("NCCL_IB_HCA=mthca\n")
+    message = "NCCL_IB_HCA=mthca{} fits no RDMA device of this host, so that NCCL would use TCP"
+    environ = {"HOME": str(tmp_path)}
+    assert fabric_check(monkeypatch, tmp_path, environ=environ).message == message.format(" (from /etc/nccl.conf)")
+    (tmp_path / ".nccl.conf").write_text("NCCL_IB_HCA=mthca\n")
+    assert fabric_check(monkeypatch, tmp_path, environ=environ).message == message.format(" (from ~/.nccl.conf)")
+    named = {**environ, "NCCL_CONF_FILE": str(tmp_path / ".nccl.conf")}
+    assert fabric_check(monkeypatch, tmp_path, environ=named).message == message.format(" (from NCCL_CONF_FILE)")
+    named = {**environ, "NCCL_IB_HCA": "mthca"}
+    assert fabric_check(monkeypatch, tmp_path, environ=named).message == message.format("")
+
+
 def test_a_slingshot_interface_that_is_down_beside_others_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -206,6 +206,6 @@ def test_devices_that_nccl_does_not_use_do_not_matter(root: Root) -> None:
 def test_an_index_in_nccls_own_file_counts(root: Root) -> None:
     port(root, "mlx5_0", "Ethernet")
     root.write("etc/nccl.conf", "NCCL_IB_GID_INDEX=7\n")
-    assert check(root).verdict == "warn"
+    assert check(root).message.startswith("NCCL_IB_GID_INDEX=7 (from /etc/nccl.conf): mlx5_0:1 has no GID there")
     root.write(".nccl.conf", "NCCL_IB_DISABLE=1\n")
     assert check(root, {"HOME": str(root.path)}).verdict == "ok"

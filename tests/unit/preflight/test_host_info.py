@@ -88,20 +88,24 @@ def test_what_nccls_own_files_say_is_what_other_hosts_learn(
     assert (facts["nccl"], facts["probed"]) == ("eth1", "eth1,eth0")
 
 
-def test_a_home_directory_that_does_not_answer_costs_the_users_file_of_nccl(
+def test_where_a_home_directory_does_not_answer_it_is_not_known_what_nccl_would_use(
     tmp_path: Path, lookups: dict[str, Lookup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The user's file there wins over the system's, and NCCL waits for it. A variable wins over both."""
     assert lookups
     answers = threading.Event()
 
     def read(paths: Sequence[str]) -> dict[str, str]:
-        if len(paths) > 1:
-            assert answers.wait(600)
+        if paths == [str(tmp_path / ".nccl.conf")]:
+            assert answers.wait(60), "it is waited for"
         return {"NCCL_SOCKET_IFNAME": "eth1"}
 
     monkeypatch.setattr(common, "variables_in_nccl_files", read)
     monkeypatch.setattr(common, "_FILES_S", 0.01)
-    assert gather_host_info(context(tmp_path, vendor="nvidia")).nccl == ("eth1",)
+    info = gather_host_info(context(tmp_path, vendor="nvidia"))
+    assert (info.nccl, info.probed) == ((), ("eth1", "eth0"))
+    environ = {"HOME": str(tmp_path), "NCCL_SOCKET_IFNAME": "eth0"}
+    assert gather_host_info(context(tmp_path, vendor="nvidia", environ=environ)).nccl == ("eth0",)
     answers.set()
 
 
