@@ -156,6 +156,7 @@ def _missing_results(
     A host that refuses is there, and an interface that its ranks do not use may be meant for something else.
     """
     links = [(nic, link) for nic, column in columns.items() for link in column.values()]
+    measuring = {link.source for _, link in links}
     reached = {link.target for _, link in links if link.is_ok or link.kind in _ENDED}
     tried = {link.target for nic, link in links if nic in uses[link.target].certain | uses[link.target].possible}
     results = []
@@ -166,7 +167,9 @@ def _missing_results(
             results.append(CheckResult("links", "skipped", f"not tried: {why}", host=label_of(infos, host)))
             continue
         is_gone = host in tried and host not in reached and label_of(infos, host) not in blamed
-        message = f"it reported nothing of the other hosts ({why}){', and none of them reaches it' if is_gone else ''}"
+        when = " the second time" if host in measuring else ""
+        gone = ", and none of them reaches it" if is_gone else ""
+        message = f"it reported nothing of the other hosts{when} ({why}){gone}"
         hint = "check whether it is up and not overloaded"
         results.append(CheckResult("links", "warn", message, hint, host=label_of(infos, host)))
     return results

@@ -48,8 +48,9 @@ def check_interfaces(context: CheckContext) -> CheckResult:
     own, master = lookups
     gloo = gloo_choice(nics, environ, own.addresses)
     nccl = nccl_choice(nics, environ)
+    is_known = gloo.rule == GLOO_IFNAME or own.error != "late"
     facts = (
-        ("gloo", ",".join(gloo.names)),
+        ("gloo", ",".join(gloo.names) if is_known else ""),
         ("gloo_by", gloo.rule),
         ("nccl", ",".join(nccl.names)),
         ("nccl_by", nccl.rule),
@@ -65,7 +66,8 @@ def check_interfaces(context: CheckContext) -> CheckResult:
     if result is not None:
         return result._replace(facts=facts)
     by = {GLOO_IFNAME: " (GLOO_SOCKET_IFNAME)", NCCL_IFNAME: " (NCCL_SOCKET_IFNAME)"}
-    message = f"gloo would use {_listed(gloo.names)}{by.get(gloo.rule, '')}"
+    used = _listed(gloo.names) if is_known else f"the interface of {own.name}, which takes long to resolve"
+    message = f"gloo would use {used}{by.get(gloo.rule, '')}"
     if context.vendor != "none":
         message += f", NCCL {_listed(nccl.names)}{by.get(nccl.rule, '')}"
     return ok(message, facts)

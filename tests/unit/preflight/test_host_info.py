@@ -55,6 +55,11 @@ def test_where_the_answer_for_the_own_name_is_late_it_is_not_known_what_gloo_wou
     assert loopback_between({0: info._replace(label=OWN, backend="gloo"), 1: other}) == ()
     environ = {"HOME": str(tmp_path), "GLOO_SOCKET_IFNAME": "eth1"}
     assert gather_host_info(context(tmp_path, environ=environ)).gloo == ("eth1",), "the name does not matter"
+    result = interfaces.check_interfaces(context(tmp_path))
+    assert (result.message, dict(result.facts)["gloo"]) == (
+        "gloo would use the interface of node5, which takes long to resolve",
+        "",
+    )
 
 
 @pytest.mark.parametrize("error", ["unknown", "unanswered"])

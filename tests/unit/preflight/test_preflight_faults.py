@@ -241,6 +241,13 @@ def test_a_host_that_says_nothing_and_that_nobody_reaches_is_told_once() -> None
     assert sum(result.message.startswith("it reported nothing") for result in told(verdict)) <= 1
 
 
+def test_of_a_host_that_is_lost_as_it_measures_again_the_first_round_is_known() -> None:
+    verdict = judged(infos_of(4), probes_of(4), missing={3: "its check process ended"})
+    assert lines(verdict) == [
+        "warn node3: it reported nothing of the other hosts the second time (its check process ended)"
+    ]
+
+
 def test_a_host_whose_checks_ended_early_refuses_and_that_is_no_firewall() -> None:
     """Its listener is gone with its check process; its ranks may be started all the same."""
     probes = [p for p in probes_of(4, NICS, where(target=3, kind="refused")) if p.source != 3]
