@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -110,7 +111,9 @@ def test_a_directory_that_was_only_found_and_cannot_be_listed_is_left_out(
 
 
 @pytest.mark.parametrize(("vendor", "file"), [("nvidia", ".nccl.conf"), ("amd", ".rccl.conf")])
-def test_the_library_of_the_hosts_gpus_has_files_of_its_own(tmp_path: Path, vendor: str, file: str) -> None:
+def test_the_library_of_the_hosts_gpus_has_files_of_its_own(
+    tmp_path: Path, vendor: Literal["nvidia", "amd"], file: str
+) -> None:
     environ = {"HOME": str(tmp_path)}
     for name in (".nccl.conf", ".rccl.conf"):
         (tmp_path / name).write_text("NCCL_DEBUG=INFO\n")

@@ -1,0 +1,85 @@
+"""Hosts whose ranks would listen on loopback with gloo, as only a comparison with the other hosts shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from saferun.linux.nic import Nic
+from saferun.preflight.default_nics import candidates, loopback_between
+from saferun.preflight.results import CheckResult, HostInfo
+
+LO = Nic("lo", ("127.0.0.1", "::1"), ("127.0.0.1/8", "::1/128"), True, 65536, "loopback")
+ETH0 = Nic("eth0", ("10.1.0.1", "fd01::1", "fe80::1"))
+IB0 = Nic("ib0", ("10.9.0.1",), kind="infiniband", mtu=2044, rdma=("mlx5_0:1",))
+DOCKER = Nic("docker0", ("172.17.0.1",), kind="bridge")
+CLUSTER = (LO, ETH0, IB0, DOCKER)
+
+
+def info(label: str, nics: tuple[Nic, ...], gloo: tuple[str, ...], **more: Any) -> HostInfo:
+    return HostInfo(label, nics=nics, gloo=gloo, probed=candidates(nics, {}))._replace(**more)
+
+
+def other(nics: tuple[Nic, ...], number: int) -> tuple[Nic, ...]:
+    return tuple(
+        nic if nic.kind in {"loopback", "bridge"} else nic._replace(addresses=(f"10.77.0.{number}",)) for nic in nics
+    )
+
+
+def test_loopback_between_hosts_is_told_of_those_that_have_it() -> None:
+    """The first host cannot know by itself that its own name misleads gloo."""
+    infos = {0: info("node0", other(CLUSTER, 1), ("lo",)), 1: info("node1", other(CLUSTER, 2), ("eth0",))}
+    results = loopback_between({host: one._replace(backend="gloo") for host, one in infos.items()})
+    assert [(result.host, result.verdict) for result in results] == [("node0", "fail")]
+    assert "--nic eth0" in results[0].hint
+    assert [result.verdict for result in loopback_between(infos)] == ["warn"], "nobody may ask gloo"
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "is_reached"),
+    [
+        (("10.99.0.{}",), "10.99.0.{}", True),
+        (("10.66.6.6", "10.99.0.{}"), "10.99.0.{}", True),
+        (("127.0.1.1",), "10.99.0.{}", False),
+        (("127.0.1.1", "10.99.0.{}"), "10.99.0.{}", False),
+        (("127.0.1.1",), "10.99.9.9", False),
+        (("10.99.9.9",), "10.99.9.9", False),
+        ((), "10.99.0.{}", False),
+    ],
+)
+@pytest.mark.parametrize("unnumbered", [False, True])
+def test_an_address_on_loopback_that_is_announced_to_others_is_reached(
+    name: tuple[str, ...], address: str, *, is_reached: bool, unnumbered: bool
+) -> None:
+    """Hosts of a routed network have the address of their name there. A virtual address of a service is another one.
+
+    Gloo listens on the first address of the name that it can use. An address that all hosts have leads each to itself.
+    """
+    infos = {}
+    for number in range(2):
+        own = (f"node{number}", *(one.format(number) for one in name))
+        rest = other(CLUSTER[1:], number)
+        if unnumbered:
+            rest = tuple(nic._replace(addresses=(f"fe80::{number}",)) for nic in rest)
+        nics = (LO._replace(addresses=("127.0.0.1", address.format(number))), *rest)
+        names = (own, ("master", "10.99.0.0"))
+        infos[number] = info(f"node{number}", nics, ("lo",), backend="gloo", names=names)
+    is_one_machine = unnumbered and "{}" not in address  # as far as can be known
+    expected = [] if is_reached or is_one_machine else ["fail", "fail"]
+    assert [result.verdict for result in loopback_between(infos)] == expected
+
+
+def test_several_saferuns_of_one_machine_meet_on_loopback() -> None:
+    infos = {number: info("vm", CLUSTER, ("lo",)) for number in range(2)}
+    assert loopback_between(infos) == ()
+    assert loopback_between({number: info("vm", (LO,), ("lo",)) for number in range(2)}) == ()
+
+
+def test_what_a_host_has_said_itself_is_not_said_twice() -> None:
+    said = CheckResult("names", "fail", "its own name …", class_name="network_interface")
+    infos = {
+        0: info("node0", other(CLUSTER, 1), ("lo",), results=(said,)),
+        1: info("node1", other(CLUSTER, 2), ("eth0",)),
+    }
+    assert loopback_between(infos) == ()
