@@ -20,13 +20,13 @@ from saferun.coordinator.record_collection import (
     RECHECK_S,
     MovedError,
     is_gone,
-    leave_alone,
     left_error,
     missing_error,
 )
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
 from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+from saferun.coordinator.withdrawals import leave_alone
 from saferun.errors import printable
 from saferun.model import Value
 from saferun.text.decoding import loads
@@ -75,7 +75,7 @@ def await_assignment(
         CancelledError: no task waits for it any more.
         StoreBrokenError: the store is gone.
     """
-    farewell = _Farewell(client, prefix, host, own.name, rdzv)
+    farewell = _Farewell(client, prefix, host, own, rdzv)
     rdzv.on_leave = farewell.publish
     try:
         begun = begun or BegunWithout(f"the job at this address has begun without {own.name}", _OTHER_JOB_HINT)
@@ -257,15 +257,15 @@ class _Farewell:
         client: a connection to the store, which is about to wait.
         prefix: of the rendezvous.
         host: where it looks for its assignment.
-        name: this host's.
+        own: this host's record.
         rdzv: knows why it leaves.
     """
 
-    def __init__(self, client: StoreClient, prefix: str, host: int, name: str, rdzv: RendezvousRound) -> None:
+    def __init__(self, client: StoreClient, prefix: str, host: int, own: HostRecord, rdzv: RendezvousRound) -> None:
         self._client = client
         self._prefix = prefix
         self._host = host
-        self._name = name
+        self._own = own
         self._rdzv = rdzv
         self._another: StoreClient | None = None
         self._is_prepared = False
@@ -290,9 +290,9 @@ class _Farewell:
         In a job with spares another one takes its place, unless the job is to end.
         """
         client = self._another or self._client.another()
-        error = left_error(self._name, self._rdzv.end)
+        error = left_error(self._own.name, self._rdzv.end)
         if self._rdzv.spares and error.end is None:
-            leave_alone(client, self._prefix, self._host, error)
+            leave_alone(client, self._prefix, self._host, self._own.born, error)
         else:
             publish_failure(client, self._prefix, error)
             client.add(f"{self._prefix}read", 1)

@@ -2,8 +2,7 @@
 
 Keys, below the prefix of the rendezvous: ``host/<n>`` a record; ``assignment/<n>`` what that host gets; ``missing`` who
 has not come, for the others to print; ``fail`` why no host gets an assignment, written by whoever finds out; ``read``
-how many hosts have read of it; ``withdrawn/<n>`` that this host cannot start, or has left, and has written why, and
-``withdrawn`` that some host has left whose record is there. ``<n>`` is the host's seat (see ``members``). Each host
+how many hosts have read of it; and those of ``withdrawals``. ``<n>`` is the host's seat (see ``members``). Each host
 reads its own assignment only, so that what the leader sends grows with the number of hosts, not with its square.
 """
 
@@ -35,6 +34,7 @@ from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRoun
 from saferun.coordinator.secrecy import MISMATCH_HINT, SecretMismatch
 from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
+from saferun.coordinator.withdrawals import read_withdrawal
 
 RECHECK_S = 0.25
 _LIST_MISSING_EVERY_S = 1.0
@@ -92,24 +92,30 @@ class RecordCollection:
         goes_on: bool = False,
     ) -> None:
         self._goes_on = goes_on
-        self._seats = list(range(1, hosts) if seats is None else seats)
+        self._started = list(range(1, hosts) if seats is None else seats)
         self._needed = needed
         self._patience_s = patience_s
         self._enough_at: float | None = None  # since when there are enough
         self.withdrawn: dict[int, JoinFailedError] = {}  # seats whose hosts cannot start, where others take their place
+        self._late: set[int] = set()  # seats whose hosts have not come in time, where the job can do without them
         self._can_probe = can_probe
         self._is_asked_for = is_asked_for
         self._mismatch = mismatch
         self._client = client
         self._prefix = prefix
         self._hosts = hosts
-        self._missing = list(self._seats)
+        self._missing = list(self._started)
         self._seen_at: dict[int, float] = {}
 
     @property
     def here(self) -> list[int]:
         """The seats of the hosts that have come, in the order of the records."""
         return self._seats
+
+    @property
+    def _seats(self) -> list[int]:
+        """Those of the hosts that take part, as far as is known, whether they have come or not."""
+        return [seat for seat in self._started if seat not in self.withdrawn and seat not in self._late]
 
     def collect(self, rdzv: RendezvousRound, own: HostRecord) -> list[HostRecord]:
         """Wait for the records of all hosts.
@@ -124,13 +130,16 @@ class RecordCollection:
         try:
             while True:
                 self._wait_for_all(rdzv)
-                if self._needed is not None:
-                    self._leave_out_withdrawn(self._needed)
-                gone = self._gone(own) if self._can_probe else []
-                texts = [] if gone else self._read_texts()
-                if not gone and None not in texts:
+                self._leave_out_withdrawn()
+                if self._can_probe and not self._missing:
+                    self._missing = self._gone(own)
+                    self._leave_out_withdrawn()  # while some are probed, others may leave
+                if self._missing:
+                    continue
+                texts = self._read_texts()
+                if None not in texts:
                     break
-                self._missing = gone or self._drop_forged(texts)
+                self._missing = self._drop_forged(texts)
             records = [own, *self._records(texts)]
             _check_agreement(records, is_elastic=rdzv.request.elastic)
             if isinstance(self._client.signer, SecretAgreement):
@@ -184,19 +193,28 @@ class RecordCollection:
                 self._seen_at[seat] = now
         self._missing = missing
 
-    def _leave_out_withdrawn(self, needed: int) -> None:
-        """Leave out hosts that cannot start, or have left.
+    def _leave_out_withdrawn(self) -> None:
+        """Leave out hosts that cannot start, or have left, until they come again.
+
+        Those that are late are waited for again where there are too few without them.
 
         Raises:
             JoinFailedError: there are too few others.
         """
+        if self._needed is None:
+            return
         have_some_left = self._client.exists(f"{self._prefix}withdrawn")
-        for seat in self._seats if have_some_left else self._missing:
-            reason = read_failure(self._client.find(self._withdrawn(seat)))
+        for seat in self._started if have_some_left else [*self._missing, *self.withdrawn]:
+            reason = read_withdrawal(self._client, self._prefix, seat)
             if reason is not None:
                 self.withdrawn[seat] = reason
-        self._leave_out(set(self.withdrawn))
-        if 1 + len(self._seats) < needed and self.withdrawn:
+            elif self.withdrawn.pop(seat, None) is not None:
+                self._seen_at[seat] = time.monotonic()
+        if 1 + len(self._seats) < self._needed:
+            self._missing += self._late
+            self._late.clear()
+        self._forget_those_left_out()
+        if 1 + len(self._seats) < self._needed and self.withdrawn:
             error = list(self.withdrawn.values())[-1]
             raise JoinFailedError(error.what, error.hint, kind=error.kind)
 
@@ -207,20 +225,21 @@ class RecordCollection:
             JoinFailedError: hosts cannot start, and there are too few others.
         """
         assert self._needed is not None  # noqa: S101 - by the caller
-        self._leave_out_withdrawn(self._needed)
+        self._leave_out_withdrawn()
         if 1 + len(self._seats) - len(self._missing) < self._needed:
             self._enough_at = None
             return not self._missing
         self._enough_at = self._enough_at or now
         if self._missing and now - self._enough_at < self._patience_s and rdzv.remaining_s > 0:
             return False
-        self._leave_out(set(self._missing))
+        self._late.update(self._missing)
+        self._forget_those_left_out()
         return True
 
-    def _leave_out(self, seats: set[int]) -> None:
-        self._seats = [seat for seat in self._seats if seat not in seats]
-        self._missing = [seat for seat in self._missing if seat not in seats]
-        self._seen_at = {seat: at for seat, at in self._seen_at.items() if seat not in seats}
+    def _forget_those_left_out(self) -> None:
+        seats = set(self._seats)
+        self._missing = [seat for seat in self._missing if seat in seats]
+        self._seen_at = {seat: at for seat, at in self._seen_at.items() if seat in seats}
 
     def _gone(self, own: HostRecord) -> list[int]:
         """Hosts that came early and whose saferun has ended while the others were waited for."""
@@ -413,31 +432,8 @@ def forget_round(control: StoreClient, prefix: str, seats: int) -> None:
     with suppress(StoreBrokenError):
         client = control.another()
         for seat in range(seats):
-            for kind in ("host", "assignment", "withdrawn"):
+            for kind in ("host", "assignment", "withdrawn", "leaver"):
                 client.delete(f"{prefix}{kind}/{seat}")
-
-
-def withdraw_alone(client: StoreClient, prefix: str, seat: int, error: JoinFailedError) -> None:
-    """Publish that a host cannot start, where another one takes its place."""
-    if not client.check(f"{prefix}host/{seat}"):
-        client.set(f"{prefix}withdrawn/{seat}", failure_text(error))
-        client.check(f"{prefix}fail")
-
-
-def leave_alone(client: StoreClient, prefix: str, seat: int, error: JoinFailedError) -> None:
-    """Publish that a host leaves that has come, where another one takes its place."""
-    client.set(f"{prefix}withdrawn/{seat}", failure_text(error))
-    client.set(f"{prefix}withdrawn", "")
-    client.check(f"{prefix}fail")
-
-
-def withdraw(client: StoreClient, prefix: str, seat: int | None, error: JoinFailedError) -> None:
-    """Publish that a host cannot start. Nothing is published where the host takes part, started by another command."""
-    if seat is None or not client.check(f"{prefix}host/{seat}"):
-        publish_failure(client, prefix, error)
-        if seat is not None:
-            client.set(f"{prefix}withdrawn/{seat}", "")
-        client.check(f"{prefix}fail")
 
 
 def left_error(name: str, end: EndNote | None) -> JoinFailedError:

@@ -36,8 +36,6 @@ from saferun.coordinator.record_collection import (
     attempt_prefix,
     forget_round,
     left_error,
-    withdraw,
-    withdraw_alone,
 )
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousResult, RendezvousRound
 from saferun.coordinator.resumption import Resumption, SharedSecret
@@ -46,6 +44,7 @@ from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.spare_rounds import LATE_HINT, SpareRounds, late_key
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 from saferun.coordinator.successor_search import find_successor, own_address
+from saferun.coordinator.withdrawals import withdraw, withdraw_alone
 from saferun.text.master_port import another_port_hint, is_started_hint
 
 if TYPE_CHECKING:

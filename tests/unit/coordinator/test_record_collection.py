@@ -20,9 +20,9 @@ from saferun.coordinator.record_collection import (
     forget_round,
     is_gone,
     missing_error,
-    withdraw_alone,
 )
 from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, RendezvousRound
+from saferun.coordinator.withdrawals import withdraw_alone
 from saferun.text.typed_json import fit
 from tests.unit.coordinator.fake_store import Client, Store
 from tests.unit.coordinator.memory_store import MemoryStore
@@ -260,27 +260,103 @@ def test_where_too_many_leave_or_a_user_ends_the_job_all_end() -> None:
     assert raised.value.end == EndNote("saferunctl stop")
 
 
+def test_a_host_that_leaves_while_others_are_probed_gets_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes up to 10 s to probe them. One that has been left out as late is waited for again where it is needed."""
+    store, collection = started(1, 3, needed=3)
+    threads: list[threading.Thread] = []
+
+    def probe(record: HostRecord, _own: HostRecord) -> bool:
+        if record.name == "node3":
+            leave(store, 3)
+            threads.append(threading.Thread(target=come))
+            threads[0].start()
+        return False
+
+    def come() -> None:
+        store.until("r0/missing", "1 of 4 hosts: node rank 2")
+        store.put("r0/host/2", encode_record(OWN._replace(name="node2")))
+
+    monkeypatch.setattr(record_collection, "is_gone", probe)
+    monkeypatch.setattr(record_collection, "_STALE_RECORD_S", -1.0)
+    collection._can_probe = True
+    assert collected(collection, timeout_s=30.0) == ["node0", "node1", "node2"]
+    assert list(collection.withdrawn) == [3]
+    threads[0].join()
+
+
+def follow(store: Store, seat: int, heard: list[tuple[str, str]], after: threading.Event | None = None) -> None:
+    """A host comes, again or for the first time. ``after``: it does not ask for its assignment before that."""
+    rdzv = RendezvousRound(fit(JoinRequest, {**MEETING, "spares": 1, "timeout_s": 60}))
+    own = OWN._replace(name=f"node{seat}", born="again")
+
+    class Follows(Accepted):
+        def get(self, key: str, timeout_s: float, **_: object) -> bytes | None:  # type: ignore[override]
+            assert after is None or after.wait(60.0)
+            return Client.get(self, key, timeout_s)
+
+    with pytest.raises(JoinFailedError) as raised:
+        await_assignment(Follows(store), "r0/", seat, rdzv, own)  # type: ignore[arg-type]
+    heard.append((own.name, raised.value.what))
+
+
+@pytest.mark.parametrize("can_start", [True, False])
+def test_a_host_that_has_left_or_could_not_start_and_comes_again_takes_part(*, can_start: bool) -> None:
+    """Its job may have no other one, and would wait for one until the start timeout."""
+    store, collection = started(1, 2, needed=3)
+    if can_start:
+        leave(store, 3)
+    else:
+        withdraw_alone(Client(store), "r0/", 3, JoinFailedError("no /data on node3", "mount it"))  # type: ignore[arg-type]
+    leave(store, 2)
+    store.put("r0/host/3", encode_record(OWN._replace(name="node3", born="again")))
+    assert collected(collection) == ["node0", "node1", "node3"]
+    assert collection.here == [1, 3]
+    assert list(collection.withdrawn) == [2]
+
+
+def test_a_host_that_comes_again_is_counted_in_while_others_are_awaited() -> None:
+    """As soon as its record is there, which is not that of the process that has left."""
+    store, collection = started(1, needed=3)
+    leave(store, 3)
+
+    def come_again() -> None:
+        store.until("r0/missing", "1 of 4 hosts: node rank 2")
+        assert list(collection.withdrawn) == [3]
+        store.put("r0/host/3", encode_record(OWN._replace(name="node3", born="again")))
+
+    arrival = threading.Thread(target=come_again)
+    arrival.start()
+    assert collected(collection, timeout_s=30.0) == ["node0", "node1", "node3"]
+    assert collection.withdrawn == {}
+    arrival.join()
+
+
 @pytest.mark.parametrize("comes_again", [False, True])
-def test_a_host_that_has_left_and_comes_again_learns_why_the_hosts_do_not_meet(*, comes_again: bool) -> None:
+def test_a_host_that_comes_again_when_the_hosts_do_not_meet_learns_why(*, comes_again: bool) -> None:
     """It would look for the first host until its start timeout. One that does not come again is not waited for."""
     store, collection = started(1, 2, needed=4)
     store.take_away("r0/read")
     heard: list[tuple[str, str]] = []
-
-    def follow(seat: int) -> None:
-        rdzv = RendezvousRound(fit(JoinRequest, {**MEETING, "spares": 1, "timeout_s": 60}))
-        own = OWN._replace(name=f"node{seat}", born="again")
-        with pytest.raises(JoinFailedError) as raised:
-            await_assignment(Follows(store), "r0/", seat, rdzv, own)  # type: ignore[arg-type]
-        heard.append((own.name, raised.value.what))
-
-    class Follows(Accepted):
-        def get(self, key: str, timeout_s: float, **_: object) -> bytes | None:  # type: ignore[override]
-            return Client.get(self, key, timeout_s)
-
+    is_back = threading.Event()
     leave(store, 3)
-    come = (1, 2, 3) if comes_again else (1, 2)
-    threads = [threading.Thread(target=follow, args=(seat,), daemon=True) for seat in come]
+
+    def come_again() -> None:
+        with store.changed:
+            assert store.changed.wait_for(lambda: "r0/fail" in store.keys, 60.0)
+        follow(store, 3, heard, is_back)
+
+    def note() -> None:
+        with store.changed:
+            assert store.changed.wait_for(lambda: b"again" in store.keys["r0/host/3"], 60.0)
+        is_back.set()
+
+    # The leader is still busy with the others when it comes again.
+    targets: list[Any] = [lambda: follow(store, 1, heard, is_back), lambda: follow(store, 2, heard, is_back)]
+    if comes_again:
+        targets += [come_again, note]
+    else:
+        is_back.set()
+    threads = [threading.Thread(target=target, daemon=True) for target in targets]
     for thread in threads:
         thread.start()
     why = "node3 left while the hosts of the job met"
@@ -288,6 +364,7 @@ def test_a_host_that_has_left_and_comes_again_learns_why_the_hosts_do_not_meet(*
         collected(collection)
     for thread in threads:
         thread.join(20.0)
+    come = (1, 2, 3) if comes_again else (1, 2)
     assert sorted(heard) == [(f"node{seat}", why) for seat in come]
     assert store.keys["r0/read"] == str(len(come)).encode()
 
@@ -418,7 +495,8 @@ def test_all_hosts_learn_what_kind_of_failure_it_is(end: EndNote | None, *, is_u
 
 def test_of_an_earlier_rendezvous_only_what_tells_late_hosts_stays() -> None:
     store = MemoryStore()
-    for key in ("r1/open", "r1/done", "r1/host/1", "r1/host/2", "r1/assignment/1", "r1/withdrawn/2", "r2/host/1"):
+    of_hosts = ("r1/host/1", "r1/host/2", "r1/assignment/1", "r1/withdrawn/2", "r1/leaver/2")
+    for key in ("r1/open", "r1/done", *of_hosts, "r2/host/1"):
         store.write(key, "x")
     forget_round(store.client(), "r1/", 3)
     assert set(store.values) == {"r1/open", "r1/done", "r2/host/1"}
