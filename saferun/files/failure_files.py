@@ -58,11 +58,14 @@ def take_failure_record(
         return {}
     # An exception that the script handles, and prints by sys.excepthook, is not what ends it.
     is_handled = pid is not None and record.get("uncaught") is False
-    # Python exits with 1 where an exception ends it; its last act is to renew the time of the file.
-    is_last = code == 1 and not is_handled and -_CLOCK_SLACK_S <= ended - written <= _ENDS_WITHIN_S
-    # The report names the exception of the last traceback, however long the rank took to end after it.
-    is_named = code == 1 and is_of(record, printed)
     is_other = pid is not None and record.get("pid") != pid
+    is_soon = -_CLOCK_SLACK_S <= ended - written <= _ENDS_WITHIN_S
+    # Python exits with 1 where an exception ends it; its last act is to renew the time of the file.
+    is_last = code == 1 and not is_handled and is_soon
+    # The report names the exception of the last traceback, however long the rank took to end after it. With another
+    # code the script has ended itself, because of that exception if it did so at once; a signal has its own cause.
+    is_own_end = is_handled and not is_other and code is not None and is_soon
+    is_named = (code == 1 or is_own_end) and is_of(record, printed)
     if (is_other or is_handled) and not is_last and not is_named:
         return {}
     for row in _rows(record.get("exceptions")):

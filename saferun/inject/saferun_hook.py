@@ -324,7 +324,7 @@ def _record_failures(prefix: str) -> None:  # noqa: C901 - what is kept must not
             return
         is_last = error is uncaught()
         # That one lives until the end; of another, a later exception may have the address, or it is raised again.
-        if id(error) != recorded[0] or (is_last and not is_of_end[0]):
+        if not (is_last and is_of_end[0] and id(error) == recorded[0]):
             recorded[0], is_of_end[0] = id(error), is_last
             try:
                 calls = (lambda: rings()["last_calls"](prefix)) if rings is not None else None

@@ -94,25 +94,29 @@ def test_a_failure_that_the_report_names_is_shown_however_late_the_rank_ends(
 
 
 @pytest.mark.parametrize(
-    ("uncaught", "code", "printed", "is_taken"),
+    ("uncaught", "code", "printed", "ended", "is_taken"),
     [
-        (False, 3, [], False),
-        (False, None, [], False),
-        (False, 1, [], False),
-        (False, 1, ["KeyError", "t.py", 1], False),
-        (False, 1, ["ValueError", "t.py", 1], True),  # printed at the end
-        (True, 3, [], True),
-        (None, 3, [], True),  # not known: of saferun.record, or of an earlier release
-        ("no", 3, [], True),
+        (False, 3, [], 0.0, False),
+        (False, None, [], 0.0, False),
+        (False, 1, [], 0.0, False),
+        (False, 1, ["KeyError", "t.py", 1], 0.0, False),
+        (False, 1, ["ValueError", "t.py", 1], 90.0, True),  # printed at the end
+        (False, 3, ["KeyError", "t.py", 1], 0.0, False),
+        (False, 3, ["ValueError", "t.py", 1], 1.0, True),  # the same, and the script chooses the exit code
+        (False, 3, ["ValueError", "t.py", 1], 90.0, False),  # it went on
+        (False, None, ["ValueError", "t.py", 1], 1.0, False),  # the signal may have come from anywhere
+        (True, 3, [], 0.0, True),
+        (None, 3, [], 0.0, True),  # not known: of saferun.record, or of an earlier release
+        ("no", 3, [], 0.0, True),
     ],
 )
 def test_a_failure_that_the_script_itself_has_printed_counts_where_the_report_names_it(
-    tmp_path: Path, uncaught: object, code: int | None, printed: list[object], *, is_taken: bool
+    tmp_path: Path, uncaught: object, code: int | None, printed: list[object], ended: float, *, is_taken: bool
 ) -> None:
     """``sys.excepthook(*sys.exc_info())``: a probe that is handled. What ends the rank later is something else."""
     source = tmp_path / "a"
     source.write_text(json.dumps({**RECORD, "pid": 71, "uncaught": uncaught}))
-    lines = lines_of(str(source), str(tmp_path / "b"), 71, code, source.stat().st_mtime, printed)
+    lines = lines_of(str(source), str(tmp_path / "b"), 71, code, source.stat().st_mtime + ended, printed)
     assert lines == (["locals of f (t.py:1): n = 3"] if is_taken else [])
 
 

@@ -68,11 +68,12 @@ def test_an_error_that_was_handled_and_printed_is_not_that_of_the_end(
     assert (tmp_path / "a0r0.failure").exists()
 
 
-def test_one_that_is_printed_at_the_end_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("end", "code"), [("sys.exit(1)", 1), ("sys.exit(3)", 3), ("os._exit(70)", 70)])
+def test_one_that_is_printed_at_the_end_is(end: str, code: int, tmp_path: Path) -> None:
     """The report names its traceback."""
-    (tmp_path / "train.py").write_text(HANDLED.format(print=f"{PRINT}; sys.exit(1)"))
+    (tmp_path / "train.py").write_text(HANDLED.format(print=f"{PRINT}; sys.stderr.flush(); {end}"))
     lines, done = ended(tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == code
     assert any("size = 3" in line for line in lines), done.stderr
 
 
@@ -137,6 +138,23 @@ def test_the_address_of_a_handled_error_hides_no_other(tmp_path: Path) -> None:
     lines, done = ended(tmp_path)
     assert any("size = 3" in line for line in lines), done.stderr
     assert json.loads((tmp_path / "a0r0.failure").read_text())["uncaught"] is True
+
+
+def test_of_many_that_were_handled_and_printed_it_is_the_last(tmp_path: Path) -> None:
+    """Each attempt of a loop fails, with an exception at the address of the previous one; then the rank gives up."""
+    source = (
+        "import sys\n"
+        "def attempt(step):\n    raise ValueError('no store')\n"
+        "def main():\n"
+        "    for step in range(3):\n"
+        "        try:\n            attempt(step)\n"
+        f"        except ValueError:\n            {PRINT}\n"
+        "    sys.exit(1)\n"
+        "main()\n"
+    )
+    (tmp_path / "train.py").write_text(source)
+    lines, done = ended(tmp_path)
+    assert any("step = 2" in line for line in lines), (lines, done.stderr)
 
 
 @pytest.mark.parametrize("debugger", ["", "1"])
