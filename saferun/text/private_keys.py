@@ -16,17 +16,40 @@ MARK = "PRIVATE KEY"
 _BEGINS = Shape(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----")
 _ENDS = Shape(r"-----END[A-Z0-9 ]{0,60}-----")
 _ITS_END = Shape(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----")
-# Of a key that is cut off, its rows of base64 are redacted, the last of which may be shorter; line ends may be
-# escaped.
-_CUT_OFF = Shape(
-    r"(?:(?:\\{0,2}[rn]|[\s\"',+|]|\[rank[0-9]{1,8}\]:)*+"
-    r"(?:[A-Za-z0-9+/=]{40,}+|(?:Proc-Type|DEK-Info|Content-Domain): [^\r\n\v\\]{1,80}))*+"
-    r"(?:(?:\\{0,2}[rn]|\s)*+[A-Za-z0-9+/=]{1,64}+(?=[ \t\"',+]*+(?:[\r\n\v\\…]|\Z)))?"
-)
-# A line of such a key, and its last one; log lines have something ahead of them.
-_LINE_END = Shape(r"[\r\n\v]|\\{1,2}[rn]")
-_ROW = Shape(r"(?<![A-Za-z0-9+/=])[A-Za-z0-9+/=]{40,}+(?=[\s\"',+]*+\Z)")
-_LAST_ROW = Shape(r"(?<![^\s\"'|])(?:[A-Za-z0-9+/=]{4}){1,10}+(?=[\s\"',+]*+\Z)")
+_BASE64 = "[A-Za-z0-9+/=]"
+# Line ends may be escaped, once or more often.
+_ESCAPED = r"\\{1,4}(?:[rn]|u000[aAdD])"
+_BREAK = rf"(?:[\r\n\v]|{_ESCAPED})"
+_LINE_END = Shape(_BREAK)
+_COLOR = r"\x1b\[[0-9;]{0,16}m"
+# What stands between the rows of a key, also of one that is printed as a list, or with the rank ahead of each line;
+# and what stands behind a row on its line.
+_BETWEEN = rf"(?:{_ESCAPED}|[\s\"',+|\\]|b[\"']|{_COLOR}|\[(?:rank|default)?[0-9]{{1,8}}\]:?+)*+"
+_BEHIND = rf"(?:[\s\"',+|)\]]|{_COLOR})*+"
+_HEADER = r"(?:Proc-Type|DEK-Info|Content-Domain|Version|Comment|Charset|Hash|MessageID): [^\r\n\v\\]{1,200}+"
+# Of a key that is cut off, its rows of base64 are redacted, ...
+_ROWS = Shape(rf"(?:{_BETWEEN}(?:{_HEADER}{_BETWEEN}){{0,8}}+{_BASE64}{{40,}}+)*+")
+# ... and then the last one, which is shorter or cut off itself, and no word.
+_AT_TEXT_END = rf"(?![A-Za-z]?[a-z]*+(?!{_BASE64})){_BASE64}{{1,64}}+(?=[ \t\"',+]*+(?:…|\Z))"
+_LINE_ENDS = rf"(?=[ \t\"',+]*+(?:[\r\n\v\\]|{_COLOR}))"
+_CUT = rf"(?=[A-Za-z]*+[0-9]){_BASE64}{{8,64}}+{_LINE_ENDS}"
+_SHORTER = rf"(?=[A-Za-z]*+[0-9+/=])(?:{_BASE64}{{4}}){{1,16}}+{_LINE_ENDS}"
+_LAST_ROW = Shape(rf"{_BETWEEN}(?:{_AT_TEXT_END}|{_SHORTER}|{_CUT})")
+_FIRST_ROW = Shape(rf"{_BETWEEN}(?:{_AT_TEXT_END}|{_CUT})")
+# The same of log lines, which have something ahead of them.
+_TO_NEXT_LINE = Shape(rf"(?:[ \t\"',+|)\]]|{_COLOR})*+{_BREAK}(?:[ \t]*+{_BREAK})*+")
+_MIXED = r"(?=[a-z0-9+/=]*+[A-Z])(?=[A-Z0-9+/=]*+[a-z])(?=[A-Za-z+/=]*+[0-9])"
+_ROW_OF_LOG = Shape(rf"(?<!{_BASE64}){_MIXED}{_BASE64}{{40,}}+(?={_BEHIND}\Z)")
+_LAST_OF_LOG = Shape(rf"(?<!{_BASE64})(?:{_AT_TEXT_END}|{_SHORTER}|{_CUT})")
+_HEADER_OF_LOG = Shape(rf"(?<![\w-]){_HEADER}")
+# Of a key whose beginning is cut off: a row, what is behind it to the end of its line, and the last rows.
+_ROW = Shape(rf"(?<!{_BASE64}){_BASE64}{{40,}}+")
+_BETWEEN_ROWS = Shape(_BETWEEN)
+_BEHIND_ROWS = Shape(_BEHIND)
+_BEHIND_LAST_ROWS = Shape(rf"{_BEHIND}(?:(?:{_BASE64}{{4}}){{1,15}}+{_BEHIND})?")
+_SHORT = rf"(?:(?<![^\s\"'|])|{_COLOR})"
+_SHORT_ROW = Shape(rf"{_SHORT}(?:{_BASE64}{{4}}){{1,10}}+(?={_BEHIND}\Z)")
+_CHECKSUM = Shape(rf"{_SHORT}=[A-Za-z0-9+/]{{4}}(?={_BEHIND}\Z)")  # of PGP
 _LONGEST = 16384
 
 
@@ -52,8 +75,7 @@ def without_private_keys(text: str, instead: str) -> str:
         if next_end is not None and begins.end() <= next_end.start() < limit:
             end = next_end.end()
         else:
-            cut_off = _CUT_OFF().match(text, begins.end(), limit)
-            end = cut_off.end() if cut_off is not None else begins.end()
+            end = _behind_rows(text, begins.end(), limit)
         pieces += (_without_ends(text[done : begins.start()], instead), instead)
         done = end
     pieces.append(_without_ends(text[done:], instead))
@@ -68,6 +90,46 @@ def lines_without_private_keys(lines: Sequence[str], instead: str) -> list[str]:
         if found != text:
             return found.split("\n")
     return [*lines]
+
+
+def _behind_rows(text: str, begin: int, limit: int) -> int:
+    """Where the rows end of a key whose end is cut off.
+
+    Args:
+        text: the text.
+        begin: the offset behind the line with which the key begins.
+        limit: how far it may go.
+    """
+    end = at = begin
+    width = 0  # of what stands ahead of its lines, in a log
+    while True:
+        rows = _ROWS().match(text, at, limit)
+        if rows is not None and rows.end() > at:
+            end = at = rows.end()
+        short = (_LAST_ROW if end > begin else _FIRST_ROW)().match(text, at, limit)
+        if short is not None:
+            return short.end()
+        next_line = _TO_NEXT_LINE().match(text, at, limit)
+        if next_line is None:
+            return end
+        line = next_line.end()
+        stops = _LINE_END().search(text, line, limit)
+        stop = stops.start() if stops is not None else limit
+        row = _ROW_OF_LOG().search(text, line, stop)
+        if row is not None and (end > begin or text[row.start()] != "/"):  # no path, with which no key begins
+            end = at = row.end()
+            width = row.start() - line
+            continue
+        if end > begin:
+            short = _LAST_OF_LOG().match(text, line + width, limit) if width else None
+            return short.end() if short is not None else end
+        # Rows may follow a header, behind an empty line.
+        header = _HEADER_OF_LOG().search(text, line, stop)
+        if header is not None:
+            width = header.start() - line
+        elif not width or len(text[line:stop].rstrip()) > width:
+            return end
+        at = stop
 
 
 def _without_ends(text: str, instead: str) -> str:
@@ -95,12 +157,28 @@ def _first_row(text: str, after: int, end: int) -> int:
     may_be_short = True
     for begin, stop in zip(reversed(begins), reversed(stops), strict=True):
         line = text[begin:stop]
-        row = _ROW().search(line)
-        if row is not None:
-            found = begin + row.start()
+        row = _rows_of(line, may_be_short=may_be_short)
+        if row >= 0:
+            found = begin + row
             may_be_short = False
         elif line.strip() and stop < end:  # else it is blank, or the line of the end itself
-            if not may_be_short or _LAST_ROW().search(line) is None:
+            if may_be_short and _CHECKSUM().search(line) is not None:
+                continue
+            if not may_be_short or _SHORT_ROW().search(line) is None:
                 break
             may_be_short = False
+    return found
+
+
+def _rows_of(line: str, *, may_be_short: bool) -> int:
+    """Where the rows begin with which a line ends, of which the last one may be short; -1: there are none."""
+    rows = [row.span() for row in _ROW().finditer(line)]
+    behind = _BEHIND_LAST_ROWS if may_be_short else _BEHIND_ROWS
+    if not rows or behind().fullmatch(line, rows[-1][1]) is None:
+        return -1
+    found = rows[-1][0]
+    for begin, end in reversed(rows[:-1]):
+        if _BETWEEN_ROWS().fullmatch(line, end, found) is None:
+            break
+        found = begin
     return found
