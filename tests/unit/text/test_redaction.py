@@ -214,6 +214,12 @@ HIDDEN = [
     (f"    password = {S.lower()}", "    password = "),
     (f"    password = my.{S.lower()}", "    password = "),
     (f"train.py --set token=abc({S})", "--set token="),
+    (f"    password = {S.lower()}(def)", "    password = "),
+    (f"    password = {S[:7].lower()}(def)", "    password = "),
+    (f"    password = abc({S.lower()})", "    password = "),
+    (f"    password = ab(c).{S.lower()}", "    password = "),
+    (f"connect(host=h, password=abc({S.lower()}))", "connect(host=h, password="),
+    (f"    token = token {S.lower()}", "    token = token "),
     (f"password = {S}(def", "password = "),
     (f"password = {S}[def]ghi", "password = "),
     (f"password = self.{S}!x", "password = "),
@@ -323,6 +329,10 @@ OPEN = [
     "  |     self.api_key = api_key",
     "    hub.login(token=self.token, secret=cfg.secret)",
     "    secret_key = get_secret('name')",
+    "    self.token = self.token + 1 if self.token else sha256(data).hexdigest()",
+    "    secret = b64decode(raw)  # as it was stored",
+    "    token = model.sample(logits[:, -1], temperature=0.8, floor=1e4, mask=0x7fff, seed=s1)",
+    "    token = gpt2tokenizer(text)['input_ids']",
     "token indices sequence length is longer than 4096; tokens: 12345678; tokens/s: 1.2e6; 401 tokens left",
 ]
 
