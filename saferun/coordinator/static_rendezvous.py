@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 # How long the hosts may take to leave a store that is about to be replaced.
 _LEFT_S = 5.0
+_LEADER = "the leader"
 # Of earlier rendezvous, what hosts have written is kept for those that are late.
 _KEPT_ROUNDS = 2
 
@@ -75,6 +76,7 @@ class StaticRendezvous:
         self._spare_rounds: SpareRounds | None = None  # on the first host of a job with spares
         self._last: HostAssignment | None = None  # of a host that does not lead
         self._leads = False  # this host has taken the place of the first one
+        self._leader = ""  # the name of the host that leads; empty: as far as is known the first one
 
     def meet(self, rdzv: RendezvousRound) -> RendezvousResult:
         """Meet the other hosts.
@@ -134,6 +136,8 @@ class StaticRendezvous:
         before = last.successors[: last.host - last.hosts] if last.is_spare and last.order else None
         self._client, self._round = find_successor(rdzv, self._stores, self._finder, last.successors, before), -1
         if self._client is not None:
+            found = (one.name for one in last.successors if self._finder.master_addr in one.addresses)
+            self._leader = next(found, _LEADER)
             return
         self._leads = True
         self._finder.job, self._finder.agreement = os.urandom(8).hex(), None
@@ -165,7 +169,7 @@ class StaticRendezvous:
             StoreBrokenError: the control store cannot be reached, or is not this job's any more.
             CannotSealError: evidence cannot be encrypted.
         """
-        finder, self._round = self._finder, found.round
+        finder, self._round, self._leader = self._finder, found.round, found.assignment.leader_name
         finder.job, finder.port, finder.moves, finder.script = found.job, found.master_port, found.moves, found.script
         signer = finder.signer(rdzv, found.job)
         if isinstance(signer, SecretAgreement):
@@ -379,7 +383,7 @@ class StaticRendezvous:
                 # All are here, and the previous store may end at any moment; or this is the first rendezvous.
                 rdzv.on_all_here()
                 self._client = self._finder.find(rdzv, moved=True)
-        self._is_late, self._last = False, assignment
+        self._is_late, self._last, self._leader = False, assignment, assignment.leader_name
         prefix, finder = attempt_prefix(assignment.attempt), self._finder
         address = finder.master_addr or rdzv.master_addr
         return RendezvousResult(assignment, self._control, finder.job, prefix, [], address, finder.port)
@@ -424,7 +428,7 @@ class StaticRendezvous:
 
     def _find_round(self, client: StoreClient, rdzv: RendezvousRound) -> bytes | None:
         """The number of the job's rendezvous, as the first host has published it."""
-        rdzv.wait_for(f"{_first(rdzv)} to begin the rendezvous")  # what is no longer wrong is not reported any more
+        rdzv.wait_for(f"{self._first(rdzv)} to begin the rendezvous")  # what is no longer wrong is not reported
         while (found := client.get("round", min(rdzv.request.report_every_s / 2, max(1.0, rdzv.remaining_s)))) is None:
             rdzv.check()
             self._wait_for_first(rdzv, 0)
@@ -436,7 +440,7 @@ class StaticRendezvous:
         Raises:
             JoinFailedError: the time for that is over.
         """
-        first = _first(rdzv)
+        first = self._first(rdzv)
         rdzv.wait_for(f"{first} to begin the {'next attempt' if wanted else 'rendezvous'}")
         if rdzv.remaining_s <= 0:
             what = "another attempt" if wanted else "the rendezvous"
@@ -470,6 +474,6 @@ class StaticRendezvous:
             f"if that is another job, {port_hint}, or give each job an --rdzv-id of its own",
         )
 
-
-def _first(rdzv: RendezvousRound) -> str:
-    return rdzv.request.expected[0] if rdzv.request.expected else "the leader"
+    def _first(self, rdzv: RendezvousRound) -> str:
+        """Who begins the rendezvous: in a job with spares not always the host with node rank 0."""
+        return self._leader or next(iter(rdzv.request.expected), _LEADER)

@@ -10,7 +10,7 @@ import pytest
 
 from saferun.cluster.join_messages import JoinRequest
 from saferun.coordinator import spare_rounds, static_rendezvous
-from saferun.coordinator.assignments import HostRecord, TaskRecord, encode_record
+from saferun.coordinator.assignments import HostRecord, TaskRecord, assign, encode_record
 from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, RendezvousRound
 from saferun.coordinator.spare_rounds import SpareRounds, late_key
 from saferun.coordinator.static_rendezvous import StaticRendezvous
@@ -112,7 +112,7 @@ def test_a_host_that_came_late_and_has_gone_since_is_waited_for_once(monkeypatch
 class Reached:
     """Finds the control store, which could not be reached for a while."""
 
-    port, script, master_addr = 29500, "", ""
+    port, script, master_addr, job = 29500, "", "", "job"
 
     def __init__(self, memory: MemoryStore) -> None:
         self._memory = memory
@@ -162,6 +162,37 @@ def test_a_host_that_waits_for_the_first_to_begin_ends_with_its_tasks() -> None:
     rdzv.is_over = True
     thread.join(20.0)
     assert [type(error) for error in errors] == [CancelledError]
+
+
+def test_where_a_spare_has_taken_over_it_is_the_spare_that_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host with node rank 0 is gone, and its output says nothing about the wait."""
+    records = [HostRecord(f"node{seat}", (TaskRecord(1, "", 7),), (f"10.0.0.{seat}",), 1, most=3) for seat in range(4)]
+    rendezvous = StaticRendezvous(SimpleNamespace())  # type: ignore[arg-type]
+    rendezvous._last = assign(records, spares=1)[1]
+    rendezvous._finder = finder = Reached(MemoryStore())  # type: ignore[assignment]
+    memory = MemoryStore()
+
+    def find(*_: object) -> StoreClient:
+        finder.master_addr = "10.0.0.3"
+        return memory.client()
+
+    def failed(**fields: Any) -> str:
+        with pytest.raises(JoinFailedError) as raised:
+            rendezvous.meet(joined(node_rank=1, name="node1", report_every_s=0.1, timeout_s=0.6, spares=1, **fields))
+        return raised.value.what
+
+    monkeypatch.setattr(static_rendezvous, "find_successor", find)
+    assert failed(succeeds=True) == "node3 did not begin the rendezvous within 1 s"
+    monkeypatch.setattr(finder, "master_addr", "10.0.0.9")
+    monkeypatch.setattr(static_rendezvous, "find_successor", lambda *_: memory.client())
+    assert failed(succeeds=True) == "the leader did not begin the rendezvous within 1 s"
+    order = [records[3], records[1], records[2]]
+    monkeypatch.setattr(static_rendezvous, "await_assignment", lambda *_: assign(order)[1])
+    memory.write("round", "0")
+    memory.write("r0/open", "")
+    rendezvous.meet(joined(node_rank=1, name="node1", spares=1))
+    monkeypatch.setattr(rendezvous, "_renewed", lambda client: client)
+    assert failed() == "node3 did not begin another attempt within 1 s"
 
 
 @pytest.mark.parametrize("keys", [("round", "r0/open"), ("round", "r0/open", "r0/done", "r1/open")])
