@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from saferun.model import JsonObject
 from saferun.text.redaction import lines_without_keys, redacted_arguments, redacted_text
+from saferun.text.token_shapes import Shape
 
 if TYPE_CHECKING:
     from saferun.evidence.job_evidence import Frame
@@ -18,6 +19,7 @@ _LONGEST_TEXT = 1000
 _SHORTEST_TEXT = 100
 _MOST = 20_000
 _MOST_FRAMES = 200
+_MOST_ARGUMENTS = 1000
 # An upper bound of what an object takes besides its texts, of a name and its indentation, and of a number in a list.
 _OBJECT_BYTES = 400
 _FIELD_BYTES = 40
@@ -165,17 +167,22 @@ def redacted_line(text: str, limit: int = 1000) -> str:
 
 def redacted_command(argv: Sequence[str]) -> list[str]:
     """A command line without the values of options that hold secrets."""
-    return [_cut(one, 2000) for one in redacted_arguments(_beginning(argument, 4000) for argument in argv[:1000])]
+    return [
+        _cut(one, 2000) for one in redacted_arguments(_beginning(argument, 4000) for argument in argv[:_MOST_ARGUMENTS])
+    ]
 
 
 def redacted_command_line(command: str, limit: int = 1000) -> str:
     """The same for a command line that is one string."""
     [whole] = lines_without_keys([_beginning(command, 2 * limit)])
-    return _cut(" ".join(redacted_command(whole.split(" "))), limit)
+    words = _BETWEEN_WORDS().split(whole)[: 2 * _MOST_ARGUMENTS - 1]
+    words[::2] = redacted_command(words[::2])
+    return _cut("".join(words), limit)
 
 
 # Line ends as white space, which no unquoted value contains; a quoted value may: it is redacted as a whole.
 _LINE_ENDS = str.maketrans("\r\n", "\v\v")
+_BETWEEN_WORDS = Shape(r"( |\v(?=--))")
 
 
 def _beginning(text: str, limit: int) -> str:

@@ -47,6 +47,14 @@ def test_a_header_ends_with_its_line(way: Callable[[str], str]) -> None:
     assert way("Authorization: Bearer abcdefgh\nValueError: x") == f"Authorization: Bearer {REDACTED}?ValueError: x"
 
 
+def test_an_option_on_a_line_of_its_own_is_redacted() -> None:
+    """As a script has them: each line ends with a backslash, and an option begins the next one."""
+    command = "python x.py \\\n--password hunter2 --lr 1\n--api-key=hunter2 \\\n  --token hunter2"
+    line = f"python x.py \\?--password {REDACTED} --lr 1?--api-key={REDACTED} \\?  --token {REDACTED}"
+    assert redacted_command_line(command) == line
+    assert redacted_command_line("a " * 3000, 5000) == "a " * 999 + "a"
+
+
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_a_secret_that_extends_across_the_limit_is_not_shown(way: Callable[[str], str]) -> None:
     """The beginning of one is one."""
