@@ -49,7 +49,7 @@ def begin(prefix: str) -> None:
         def debug(kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None") -> None:
             nonlocal is_debugged
             # The one hook may call the other.
-            if is_debugged or os.getpid() != pid or not issubclass(kind, Exception):
+            if is_debugged or os.getpid() != pid or not issubclass(kind, Exception) or not _is_uncaught(error, trace):
                 shown_before(kind, error, trace)
                 return
             is_debugged = True
@@ -72,6 +72,17 @@ def begin(prefix: str) -> None:
     is_plain = sys.excepthook is sys.__excepthook__
     sys.__excepthook__ = debugging(sys.__excepthook__)
     sys.excepthook = sys.__excepthook__ if is_plain else debugging(sys.excepthook)
+
+
+def _is_uncaught(error: BaseException, trace: "TracebackType | None") -> bool:
+    """Whether Python calls the hook, or a hook of the script's with its own exception in place of that one.
+
+    Python notes both ahead of its call; a script that prints an exception which it handles does not.
+    """
+    # Not by comparing, which is code of the script's.
+    if error is getattr(sys, "last_exc", None) or error is getattr(sys, "last_value", None):
+        return True
+    return trace is not None and trace is getattr(sys, "last_traceback", None)
 
 
 def _debug(path: str, attempt: str, trace: "TracebackType | None") -> None:

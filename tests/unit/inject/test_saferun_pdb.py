@@ -51,6 +51,26 @@ def store(monkeypatch: pytest.MonkeyPatch) -> type[Store]:
     return Store
 
 
+def test_only_an_exception_that_nothing_handles_opens_the_debugger(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A script may handle one and print it by ``sys.excepthook``, long before another one ends it."""
+    debugged: list[object] = []
+    monkeypatch.setattr(saferun_pdb, "_debug", lambda *arguments: debugged.append(arguments[-1]))
+    monkeypatch.setattr(sys, "__excepthook__", lambda *_: None)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    saferun_pdb.begin(f"{tmp_path}/a0r0")
+    with pytest.raises(KeyError) as raised:
+        STORE["labels"]
+    handled = raised.value
+    sys.excepthook(KeyError, handled, handled.__traceback__)
+    assert debugged == []
+    monkeypatch.setattr(sys, "last_value", handled, raising=False)
+    monkeypatch.setattr(sys, "last_traceback", handled.__traceback__, raising=False)
+    sys.excepthook(ValueError, ValueError("of a hook of the script's"), handled.__traceback__)
+    assert debugged == [handled.__traceback__]
+
+
 def test_the_host_that_asks_first_has_the_debugger(store: type[Store]) -> None:
     """In every attempt again."""
     assert saferun_pdb._first_of_job("saferun/pdb/a0", "5") == "5"
