@@ -175,14 +175,14 @@ def redacted_command(argv: Sequence[str]) -> list[str]:
 def redacted_command_line(command: str, limit: int = 1000) -> str:
     """The same for a command line that is one string."""
     [whole] = lines_without_keys([_beginning(command, 2 * limit)])
-    words = _BETWEEN_WORDS().split(whole)[: 2 * _MOST_ARGUMENTS - 1]
-    words[::2] = redacted_command(words[::2])
-    return _cut("".join(words), limit)
+    arguments = _BETWEEN_ARGUMENTS().split(whole)[: 2 * _MOST_ARGUMENTS - 1]
+    arguments[::2] = redacted_command(arguments[::2])
+    return _cut("".join(arguments), limit)
 
 
 # Line ends as white space, which no unquoted value contains; a quoted value may: it is redacted as a whole.
 _LINE_ENDS = str.maketrans("\r\n", "\v\v")
-_BETWEEN_WORDS = Shape(r"( |\v(?=--))")
+_BETWEEN_ARGUMENTS = Shape(r"( |\v(?=--))")
 
 
 def _beginning(text: str, limit: int) -> str:

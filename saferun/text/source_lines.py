@@ -19,7 +19,7 @@ _VARIABLE = Shape(
     r"(?=[ \t]*+(?:[\r\n\v,:;)\]}#+\-*/%|&<>=!@^]|(?:if|else|or|and|for|in|is|not)\b|\Z))"
 )
 # A digit ahead of a letter, as names and numbers of a program seldom have it.
-_WORD = Shape(r"[A-Za-z0-9]++|'[^']*+'|\"[^\"]*+\"")
+_PART = Shape(r"[A-Za-z0-9]++|'[^']*+'|\"[^\"]*+\"")
 _ODD = Shape(r"[A-Za-z0-9]*?[0-9][A-Za-z]")
 _USUAL = Shape(
     r"[0-9]{1,9}[a-z]{1,5}|[0-9]{1,9}e[0-9]{1,3}|0x[0-9a-f]+|[a-z]+2[a-z]+[0-9]?"
@@ -65,9 +65,9 @@ def _is_key_like(text: str, begin: int, end: int) -> bool:
     limit = min(len(text), begin + _LONGEST_VALUE)
     while end < limit and not text[end].isspace():
         end += 1
-    words = [word for word in _WORD().findall(text, begin, end) if word.isalnum()]  # in quotes it has a name of its own
-    return sum(map(len, words)) >= _LEAST_SECRET and any(
-        _ODD().match(word) is not None and _USUAL().fullmatch(word) is None for word in words
+    parts = [part for part in _PART().findall(text, begin, end) if part.isalnum()]  # in quotes it has a name of its own
+    return sum(map(len, parts)) >= _LEAST_SECRET and any(
+        _ODD().match(part) is not None and _USUAL().fullmatch(part) is None for part in parts
     )
 
 
