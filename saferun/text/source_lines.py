@@ -27,7 +27,7 @@ _USUAL = Shape(
     re.IGNORECASE,
 )
 _LEAST_SECRET = 8
-_LONGEST_VALUE = 400
+_REST = Shape(r"[^\s,;]{0,60}+")
 _OWN = ("self.", "cls.")
 _BLANKS = " \t"
 _NEAR = 200
@@ -62,9 +62,8 @@ def is_expression(text: str, begin: int, name: str, sign: str, value_begin: int)
 
 def _is_key_like(text: str, begin: int, end: int) -> bool:
     """Whether a value that has the form of an expression may be a password all the same: ``klltfw8td(m1bc5m2q)``."""
-    limit = min(len(text), begin + _LONGEST_VALUE)
-    while end < limit and not text[end].isspace():
-        end += 1
+    rest = _REST().match(text, end)
+    end = rest.end() if rest is not None else end
     parts = [part for part in _PART().findall(text, begin, end) if part.isalnum()]  # in quotes it has a name of its own
     return sum(map(len, parts)) >= _LEAST_SECRET and any(
         _ODD().match(part) is not None and _USUAL().fullmatch(part) is None for part in parts
