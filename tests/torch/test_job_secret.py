@@ -166,12 +166,15 @@ def test_a_running_elastic_job_takes_in_one_newcomer_and_goes_on_without_another
     endpoint = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{own_port()}", "--rdzv-id", "job7")
     options = (*endpoint, "--rdzv-conf", "last_call_timeout=3", "--nnodes", "1:4")
     secret = (*options, "--secret-file", secret_in(tmp_path))
-    with hosts(tmp_path / "first", program, *secret, count=2, place=False) as running_hosts:
+    # torch has the host lead that comes first by its address and then by its process ID, which may begin again at 1. A
+    # round that a newcomer leads ends the other one as well.
+    first, second = (*secret, "--local-addr", "127.0.0.1"), (*secret, "--local-addr", "127.0.0.2")
+    with hosts(tmp_path / "first", program, *first, count=2, place=False) as running_hosts:
         for job in running_hosts:
             job.hear("one of 2")
         with (
             hosts(tmp_path / "wrong", program, *options, count=1, place=False) as (wrong,),
-            hosts(tmp_path / "right", program, *secret, count=1, place=False) as (right,),
+            hosts(tmp_path / "right", program, *second, count=1, place=False) as (right,),
         ):
             assert wrong.wait() == 2
             for job in (*running_hosts, right):
