@@ -27,6 +27,7 @@ from saferun.linux.start_marks import ranks_with_group
 from saferun.report.console_text import failure_text, peer_text
 from saferun.report.shown_traceback import is_above
 from saferun.supervisor.actions import Diagnose, ReportFailure
+from saferun.supervisor.ending import Hung, Leave, Stopped
 from saferun.supervisor.events import Diagnosed
 from saferun.supervisor.machine import State
 from saferun.supervisor.policy import Decision, FailureFacts
@@ -281,7 +282,7 @@ class FailureIncident:
         record.evidence = staged or record.evidence
         found = diagnose(record.evidence)
         if line := self._context.launch.guarded("see when the others were captured", self._stood_still, found):
-            found = found._replace(findings=(line, *found.findings))
+            found = found._replace(findings=(*found.findings, line))
         if not record.evidence.capture.calls:
             return found
         guarded = self._context.launch.guarded
@@ -290,9 +291,13 @@ class FailureIncident:
     def _stood_still(self, found: Diagnosis) -> str:
         """A line where the ranks were captured for a hang, and one failed meanwhile; empty: it was not so."""
         record, action, first = self._record, self._action, found.first_failure
-        is_another_end = action.hung or action.stop_signum is not None or bool(action.error)
+        is_another_end = isinstance(action.ending, Hung | Stopped | Leave) or bool(action.error)
         if record.verdict is None or record.capture is None or first is None or is_another_end:
             return ""
+        dead = {first.rank, *(end.rank for end in found.also_failed)}
+        stacks = record.capture.stacks
+        if not any(dump.rank not in dead and any(one.frames for one in dump.threads) for dump in stacks):
+            return ""  # the report shows where no other rank was
         line = f"a hang of {record.verdict.lasted_s:.0f} s was being captured: where the others were is of that moment"
         own = next((rank.end for rank in record.ranks if rank.assignment.rank == first.rank), None)
         if own is None:

@@ -156,7 +156,7 @@ class HangIncident(LiveCapture):
         """The ranks have gone on since the verdict: it was none, whatever the stacks of some of them show by now."""
         record = self._record
         self._moved_on = self._verdict.certain
-        self._verdict = record.verdict = self._verdict._replace(certain=False)
+        self._set_verdict(self._verdict._replace(certain=False))
         if record.evidence is not None:
             record.evidence = record.evidence._replace(hang=self._verdict)
         if record.diagnosis is not None:
@@ -181,10 +181,16 @@ class HangIncident(LiveCapture):
         diagnosis = suspected(diagnosis, ranks, limit_s, unreadable_ranks(evidence))
         self._on_doubt(verdict, limit_s)
         # From here on nothing can fail: all that is known of the hang changes at once.
-        self._verdict = record.verdict = doubted
+        self._set_verdict(doubted)
         record.evidence, record.diagnosis = evidence._replace(hang=doubted), diagnosis
         self._certain_after_s = limit_s
         return True
+
+    def _set_verdict(self, verdict: HangVerdict) -> None:
+        if self._record.verdict is self._verdict:
+            # Else the hang has been reported: what the ranks do by now may be another one, or none.
+            self._record.verdict = verdict
+        self._verdict = verdict
 
     def _has_moved(self) -> bool:
         """Whether there is no hang, or it is over: a rank has worked, written or ended well during the capture."""

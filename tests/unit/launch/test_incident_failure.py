@@ -11,12 +11,13 @@ import pytest
 
 from saferun.captures.wire import CoreRequest
 from saferun.evidence.diagnosis_values import Diagnosis
-from saferun.evidence.job_evidence import Capture, Evidence, HangVerdict
+from saferun.evidence.job_evidence import Capture, Evidence, Frame, HangVerdict, StackDump, ThreadStack
 from saferun.launch.attempt_record import NO_TIME, AttemptRecord
 from saferun.launch.incident_failure import FailureIncident
+from saferun.launch.incident_hang import HangIncident
 from saferun.launch.investigation import Investigation
 from saferun.supervisor.actions import ATTEMPT_FAILED, Diagnose, HurryDiagnosis, ReportFailure, Undiagnosed
-from saferun.supervisor.ending import Failed, Hung, Stopped
+from saferun.supervisor.ending import Failed, Hung, Leave, Stopped
 from saferun.supervisor.events import Diagnosed
 from saferun.supervisor.machine import State
 from tests.unit.host_samples import host_evidence
@@ -185,6 +186,29 @@ def test_where_no_diagnosis_came_in_time_the_first_failure_is_named(
     assert [action.diagnosis.headline for action in reported] == [expected]
 
 
+HANG = HangVerdict("quiescent", (2, 3), 300.0, certain=True)
+WHILE_CAPTURED = "a hang of 300 s was being captured: where the others were is of that moment"
+
+
+def _dump(rank: int, *, is_read: bool = True) -> StackDump:
+    frames = (Frame("recv", "train.py", 12),) if is_read else ()
+    threads = (ThreadStack("MainThread", 1, True, True, False, frames),)
+    return StackDump(rank, 4000 + rank, is_rank=True, name="python", tool="py-spy", threads=threads)
+
+
+def _fail_in_a_hang(launch: Launch, failed_at: float, ranks: Sequence[int], more: dict[str, Any]) -> Any:
+    """An incident of ranks, of which the last one has failed while they were captured for a hang."""
+    incident: Any = launch.incident
+    incident._action = Diagnose(0, more.get("ending", Failed(1)))
+    launch.record.verdict = more.get("hang", HANG)
+    launch.record.capture = Capture(stacks=tuple(more.get("stacks", map(_dump, ranks))))
+    launch.record.captured_at = 100.0
+    launch.record.ranks = [
+        SimpleNamespace(assignment=SimpleNamespace(rank=rank), end=SimpleNamespace(at=failed_at)) for rank in ranks
+    ]
+    return incident
+
+
 @pytest.mark.parametrize(
     ("failed_at", "ranks", "more", "expected"),
     [
@@ -194,21 +218,55 @@ def test_where_no_diagnosis_came_in_time_the_first_failure_is_named(
         (112.4, (2, 3), {"hang": None}, None),
         (112.4, (2, 3), {"ending": Hung()}, None),
         (112.4, (2, 3), {"ending": Stopped(15)}, None),
+        (112.4, (2, 3), {"ending": Stopped(15, "node1")}, None),
+        (112.4, (2, 3), {"ending": Leave(15)}, None),
+        (112.4, (3,), {}, None),
+        (112.4, (2, 3), {"stacks": ()}, None),
+        (112.4, (2, 3), {"stacks": (_dump(2, is_read=False), _dump(3))}, None),
+        (112.4, (2, 3), {"stacks": (_dump(3), _dump(1))}, None),
     ],
-    ids=["earlier", "on another host", "at the same moment", "no hang", "ended for it", "stopped"],
+    ids=[
+        *("earlier", "on another host", "at the same moment", "no hang", "ended for it", "stopped"),
+        *("stopped on another host", "left", "no others", "nothing captured", "others not read", "all failed"),
+    ],
 )
 def test_a_failure_while_a_hang_is_captured_says_when_the_others_were_captured(
     monkeypatch: pytest.MonkeyPatch, failed_at: float, ranks: Sequence[int], more: dict[str, Any], expected: str | None
 ) -> None:
     """A capture may take as long as its budget, and that nothing moved may be why the rank failed."""
+    incident = _fail_in_a_hang(Launch(monkeypatch), failed_at, ranks, more)
+    ends: Any = (SimpleNamespace(rank=3), (SimpleNamespace(rank=1),))
+    found = DIAGNOSIS._replace(first_failure=ends[0], also_failed=ends[1])
+    assert incident._stood_still(found) == ("" if expected is None else WHILE_CAPTURED + expected)
+
+
+def test_what_was_found_comes_before_when_the_others_were_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The console shows the first findings only."""
     launch = Launch(monkeypatch)
-    incident: Any = launch.incident
-    incident._action = Diagnose(0, more.get("ending", Failed(1)))
-    launch.record.verdict = more.get("hang", HangVerdict("quiescent", (2, 3), 300.0, certain=True))
-    launch.record.capture, launch.record.captured_at = Capture(), 100.0
-    launch.record.ranks = [
-        SimpleNamespace(assignment=SimpleNamespace(rank=rank), end=SimpleNamespace(at=failed_at)) for rank in ranks
-    ]
-    found = DIAGNOSIS._replace(first_failure=cast("Any", SimpleNamespace(rank=3)))
-    line = "a hang of 300 s was being captured: where the others were is of that moment"
-    assert incident._stood_still(found) == ("" if expected is None else line + expected)
+    incident = _fail_in_a_hang(launch, 112.4, (2, 3), {})
+    launch.record.evidence = host_evidence(0)
+    first: Any = SimpleNamespace(rank=3)
+    found = DIAGNOSIS._replace(first_failure=first, findings=("rank 2 waits in a collective",))
+    monkeypatch.setattr("saferun.launch.incident_failure.diagnose", lambda _: found)
+    monkeypatch.setattr(incident, "_staged", lambda _: None)
+    diagnosis = FailureIncident._diagnose(incident)
+    assert diagnosis is not None
+    assert diagnosis.findings == (*found.findings, f"{WHILE_CAPTURED}, 12 s before rank 3 failed")
+
+
+@pytest.mark.parametrize("is_reported", [False, True])
+def test_what_is_found_of_a_hang_after_its_report_is_not_about_a_later_failure(is_reported: bool) -> None:
+    """The evidence of other hosts may come when the ranks have gone on, and a capture that follows is of its own."""
+    record: Any = SimpleNamespace(verdict=HANG, evidence=None, diagnosis=None)
+    launch = SimpleNamespace(job=SimpleNamespace(leads=True))
+    hang = HangIncident(
+        cast("Any", SimpleNamespace(launch=launch)), record, cast("Any", SimpleNamespace(number=1)), HANG, _ignore
+    )
+    if is_reported:
+        record.verdict = None
+    hang._take_back()
+    assert record.verdict == (None if is_reported else HANG._replace(certain=False))
+
+
+def _ignore(*_: object) -> None:
+    pass
