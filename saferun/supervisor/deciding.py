@@ -51,6 +51,8 @@ def diagnose(launch: LaunchState, at: float) -> list[Action]:
     lost, kill_at = attempt.others.cut_off or CutOff(), attempt.stopping.scheduler_kill_at
     within_s = max(_HURRIED_CAPTURE_S, kill_at - at - _REPORT_S) if kill_at is not None else 0.0
     return [
+        # First: the limit is part of the request to the examiner.
+        *([HurryDiagnosis(launch.number, within_s)] if kill_at is not None else []),
         Diagnose(
             launch.number,
             attempt.ending or Failed(),
@@ -59,7 +61,6 @@ def diagnose(launch: LaunchState, at: float) -> list[Action]:
             lost=lost.what,
             lost_hint=lost.hint,
         ),
-        *([HurryDiagnosis(launch.number, within_s)] if kill_at is not None else []),
     ]
 
 

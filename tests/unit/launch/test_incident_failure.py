@@ -16,6 +16,7 @@ from saferun.launch.attempt_record import NO_TIME, AttemptRecord
 from saferun.launch.incident_failure import FailureIncident
 from saferun.launch.incident_hang import HangIncident
 from saferun.launch.investigation import Investigation
+from saferun.supervisor import deciding
 from saferun.supervisor.actions import ATTEMPT_FAILED, Diagnose, HurryDiagnosis, ReportFailure, Undiagnosed
 from saferun.supervisor.ending import Failed, Hung, Leave, Stopped
 from saferun.supervisor.events import Diagnosed
@@ -151,6 +152,32 @@ def test_a_signal_that_came_before_the_cores_are_read_counts_as_well(
     launch = Begun(monkeypatch, investigation._record)
     launch.incident.begin()
     assert [request.budget_s for request in launch.requests] == [2.0]
+
+
+def test_under_a_scheduler_the_examiner_gets_what_is_left_until_its_sigkill(
+    monkeypatch: pytest.MonkeyPatch, investigation: Any
+) -> None:
+    """It plans by its budget: with a minute it would have named nothing when it is ended."""
+    attempt = SimpleNamespace(
+        others=SimpleNamespace(cut_off=None),
+        stopping=SimpleNamespace(scheduler_kill_at=112.0, abandoned=()),
+        ending=Stopped(15),
+    )
+    state: Any = SimpleNamespace(
+        attempt=attempt,
+        number=0,
+        answers_to_job=False,
+        limits=SimpleNamespace(diagnose_s=90.0),
+        enter=lambda *_: None,
+    )
+    launch = Begun(monkeypatch, investigation._record)
+    carry_out: dict[type, Any] = {
+        Diagnose: lambda _: launch.incident.begin(),
+        HurryDiagnosis: investigation.hurry_diagnosis,
+    }
+    for action in deciding.diagnose(state, 100.0):
+        carry_out[type(action)](action)
+    assert [request.budget_s for request in launch.requests] == [7.0]
 
 
 def test_cores_are_not_read_where_a_signal_has_left_no_time(

@@ -600,7 +600,7 @@ def test_under_a_scheduler_the_grace_ends_when_its_sigkill_comes() -> None:
 def test_under_a_scheduler_what_dead_ranks_left_is_read_until_its_sigkill_comes(
     ended_at: float, within_s: float
 ) -> None:
-    """Cores may take a minute, and there would be no report."""
+    """Cores may take a minute, and there would be no report. The examiner gets the limit with its request."""
     policy = JobPolicy(scheduler_kills_soon=True)
     supervisor = Supervisor(AttemptPolicy(0), Limits(grace_s=30.0), None, policy)
     placement = Placement(0, 1, 1, 1, (RankAssignment(0, 0, 0),), "a", 1, "job")
@@ -608,6 +608,6 @@ def test_under_a_scheduler_what_dead_ranks_left_is_read_until_its_sigkill_comes(
         supervisor.handle(event)
     supervisor.handle(SignalReceived(100.0, 0, signal.SIGTERM))
     supervisor.handle(RankExited(ended_at, 0, 0, KILLED))
-    diagnose, hurried = supervisor.handle(OrphansGone(ended_at, 0, ()))
+    hurried, diagnose = supervisor.handle(OrphansGone(ended_at, 0, ()))
     assert isinstance(diagnose, Diagnose)
     assert hurried == HurryDiagnosis(0, within_s)
