@@ -195,7 +195,11 @@ def oom_kill_between(
     if not ours and lines:
         # All kills of the host count. In a container its processes have other numbers than in the log.
         is_complete = len(lines) >= kills and read_link("/proc/self/ns/pid") == INITIAL_PID_NAMESPACE
-        return None if is_complete else OomKill("host", 0, 0, (), kills, "/proc/vmstat")
+        if is_complete:
+            return None
+        is_cgroup = all(line.is_cgroup for line in lines)  # then the host did not run out of memory
+        scope, limit_bytes = ("cgroup", 0) if is_cgroup else ("host", after.host_bytes)
+        return OomKill(scope, limit_bytes, rss_bytes, (), kills, "/proc/vmstat")
     is_cgroup = bool(ours) and ours[-1].is_cgroup
     limits = [after.limit_bytes, *(line.limit_bytes for line in ours)]
     return OomKill(

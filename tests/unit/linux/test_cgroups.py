@@ -162,7 +162,18 @@ def test_without_a_counter_a_kill_in_another_cgroup_has_no_limit_for_us(
     monkeypatch.setattr("saferun.linux.cgroups.read_link", lambda _: namespace)
     before, after = _state(oom_kills=None), _state(oom_kills=None, host_oom_kills=5 + kills)
     kill = oom_kill_between(before, after, 3 * GIB, CGROUP_KILL, [57])
-    assert kill == (OomKill("host", 0, 0, (), kills, "/proc/vmstat") if is_ours else None)
+    assert kill == (OomKill("cgroup", 0, 3 * GIB, (), kills, "/proc/vmstat") if is_ours else None)
+
+
+@pytest.mark.parametrize("lines", [HOST_KILL, CGROUP_KILL + HOST_KILL, HOST_KILL + CGROUP_KILL])
+def test_without_a_counter_the_host_ran_out_of_memory_where_its_kernel_says_so(
+    monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...]
+) -> None:
+    """A host that did is replaced by a spare; one where a control group did is a good one."""
+    monkeypatch.setattr("saferun.linux.cgroups.read_link", lambda _: "pid:[4026532001]")
+    before, after = _state(oom_kills=None), _state(oom_kills=None, host_oom_kills=7)
+    kill = oom_kill_between(before, after, 3 * GIB, lines, [57])
+    assert kill == OomKill("host", 512 * GIB, 3 * GIB, (), 2, "/proc/vmstat")
 
 
 def test_the_kernel_log_tells_more_than_the_counters() -> None:
