@@ -343,10 +343,12 @@ def _tracebacks(tracebacks: Sequence[TracebackPart], scale: float) -> Iterator[O
 
 def _core_text(core: CoreSection) -> str:
     what = shown(core.failure, 300)
-    kept = f"kept as {shown(core.path, 300)}" if core.kept and core.path else "deleted after it had been read"
+    is_kept = core.kept and bool(core.path)
+    kept = f"kept as {shown(core.path, 300)}" if is_kept else "deleted after it had been read"
     address = f", address {shown(core.address, 40)}" if core.address else ""
     size = f" ({size_text(max(core.size_bytes, 0))})" if core.size_bytes else ""
-    state = what or f"read by {shown(core.tool, 40) or 'no tool'}, {kept}{size}"
+    what = what or f"read by {shown(core.tool, 40) or 'no tool'}"
+    state = f"{what}, {kept}{size}" if is_kept or not core.failure else what
     return f"rank {core.rank}, pid {core.pid}, {shown(core.signal, 40)}{address}: {state}"
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saferun.captures.wire import NOT_READ
 from saferun.report.page.building import build_page
 from saferun.report.page.contents import (
     CellPart,
+    CoreSection,
     HostInfoPart,
     IncidentPart,
     MatrixRowPart,
@@ -51,6 +55,29 @@ def test_a_launch_that_the_checks_refused_says_so_first() -> None:
 def test_without_an_incident_the_outcome_is_the_verdict(outcome: str, kind: str, tone: str) -> None:
     page = build_page(RunFiles("run", ReportPart(run=Launch("5f2c1a", outcome=outcome, exit_code=0))), str)
     assert (page.verdict.kind, page.verdict.tone) == (kind, tone)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"tool": "", "failure": NOT_READ}, f"{NOT_READ}, kept as /data/core.71 (172 MiB)"),
+        (
+            {"failure": "it stays where it is: Read-only file system"},
+            "it stays where it is: Read-only file system, kept as /data/core.71 (172 MiB)",
+        ),
+        ({}, "read by gdb, kept as /data/core.71 (172 MiB)"),
+        ({"kept": False}, "read by gdb, deleted after it had been read (172 MiB)"),
+        ({"kept": False, "failure": "gdb found no stacks"}, "gdb found no stacks"),
+        ({"kept": False, "path": "", "size_bytes": 0, "failure": "the limit is 0"}, "the limit is 0"),
+    ],
+)
+def test_a_core_that_is_there_has_its_path_and_size(changed: dict[str, Any], expected: str) -> None:
+    """Above all one that was not read: it stays where it is, and the report is what names it."""
+    core = CoreSection(2, 71, "SIGSEGV", "/data/core.71", 172 << 20, kept=True, tool="gdb")
+    incident = IncidentPart("failure", cores=(core._replace(**changed),))
+    page = build_page(RunFiles("run", ReportPart(run=Launch("5f2c1a"), incidents=(incident,))), str)
+    assert page.main is not None
+    assert page.main.cores == ((f"rank 2, pid 71, SIGSEGV: {expected}", ()),)
 
 
 def test_a_hang_and_the_failure_that_it_became_are_one_incident() -> None:
