@@ -145,9 +145,15 @@ class FailureIncident:
         self, dead: Sequence[Rank], recorders: Sequence[RecorderFile], calls: Sequence[DeadCalls]
     ) -> None:
         context, watching = self._context, self._context.launch.config.watch
+        others = [name for name, found in (("Flight Recorders", recorders), ("last calls", calls)) if found]
+        what = "cores" if dead else " and ".join(others)
+
+        def conclude(reader: CaptureReader | None, failure: str) -> None:
+            self._conclude(reader, f"{what}: {failure}" if failure else "")
+
         budget_s = min(CORE_BUDGET_S if dead else _RECORDERS_S, self._record.read_until - time.monotonic())
         if budget_s <= 0:
-            self._conclude(None, NO_TIME)
+            conclude(None, NO_TIME)
             return
         cwd = current_directory()
         request = CoreRequest(
@@ -176,7 +182,7 @@ class FailureIncident:
             context,
             self._record,
             request,
-            self._conclude,
+            conclude,
             lambda found: context.launch.screen.print_message(f"saferun: {printable(found.message)}"),
         )
 
@@ -232,7 +238,7 @@ class FailureIncident:
             )
         if failure:
             capture = evidence.capture
-            evidence = evidence._replace(capture=capture._replace(timed_out=(*capture.timed_out, f"cores: {failure}")))
+            evidence = evidence._replace(capture=capture._replace(timed_out=(*capture.timed_out, failure)))
         evidence = evidence._replace(oom=guarded("read the OOM counters", self._read_oom, evidence))
         return evidence._replace(start=guarded("see how far the start came", self._own_stage, evidence) or "")
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from saferun.captures.wire import CoreRequest
+from saferun.captures.wire import CoreRequest, DeadCalls, RecorderFile
 from saferun.evidence.diagnosis_values import Diagnosis
 from saferun.evidence.job_evidence import Capture, Evidence, Frame, HangVerdict, StackDump, ThreadStack
 from saferun.launch.attempt_record import NO_TIME, AttemptRecord
@@ -117,6 +117,7 @@ class Begun(Launch):
         super().__init__(monkeypatch)
         self.requests: list[CoreRequest] = []
         self.ends: list[tuple[object, str]] = []
+        self.end: Any = None
         incident: Any = self.incident
         incident._record = record
         incident._cores = SimpleNamespace(has_raised_limit=True)
@@ -126,10 +127,12 @@ class Begun(Launch):
         incident._context.launch.attempt = 0
         incident._context.launch.run_dir = SimpleNamespace(rank_path=lambda *_: "", host_path=None)
         end = SimpleNamespace(status=SimpleNamespace(signum=signal.SIGSEGV))
-        dead = [SimpleNamespace(assignment=SimpleNamespace(rank=0), pid=4711, end=end)]
-        monkeypatch.setattr(incident, "_dead", lambda: dead)
-        monkeypatch.setattr(incident, "_recorders", lambda: ())
-        monkeypatch.setattr(incident, "_dead_calls", lambda: ())
+        self.dead = [SimpleNamespace(assignment=SimpleNamespace(rank=0), pid=4711, end=end)]
+        self.recorders: tuple[RecorderFile, ...] = ()
+        self.calls: tuple[DeadCalls, ...] = ()
+        monkeypatch.setattr(incident, "_dead", lambda: self.dead)
+        monkeypatch.setattr(incident, "_recorders", lambda: self.recorders)
+        monkeypatch.setattr(incident, "_dead_calls", lambda: self.calls)
         monkeypatch.setattr(incident, "_conclude", self._conclude)
         monkeypatch.setattr("saferun.launch.incident_failure.start_capture", self._start)
 
@@ -138,8 +141,9 @@ class Begun(Launch):
         incident._is_concluded = True
         self.ends.append((reader, failure))
 
-    def _start(self, _context: object, record: Any, request: CoreRequest, *_: object) -> None:
+    def _start(self, _context: object, record: Any, request: CoreRequest, on_done: object, *_: object) -> None:
         self.requests.append(request)
+        self.end = on_done
         record.running = object()
 
 
@@ -187,7 +191,34 @@ def test_cores_are_not_read_where_a_signal_has_left_no_time(
     launch = Begun(monkeypatch, investigation._record)
     launch.incident.begin()
     assert launch.requests == []
-    assert launch.ends == [(None, NO_TIME)]
+    assert launch.ends == [(None, f"cores: {NO_TIME}")]
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+@pytest.mark.parametrize(
+    ("recorders", "calls", "expected"),
+    [(True, False, "Flight Recorders"), (False, True, "last calls"), (True, True, "Flight Recorders and last calls")],
+)
+def test_no_core_is_said_to_be_missing_where_none_was_wanted(
+    monkeypatch: pytest.MonkeyPatch, investigation: Any, *, is_begun: bool, recorders: bool, calls: bool, expected: str
+) -> None:
+    if not is_begun:
+        investigation.hurry_diagnosis(HurryDiagnosis(0, 0.0))
+    launch = Begun(monkeypatch, investigation._record)
+    launch.dead.clear()
+    launch.recorders = (RecorderFile(0, 4711, "/tmp/fr_0"),) if recorders else ()
+    launch.calls = (DeadCalls(0, 4711, "/tmp/calls_0", 99.0),) if calls else ()
+    launch.incident.begin()
+    if is_begun:
+        launch.end(None, NO_TIME)
+    assert launch.ends == [(None, f"{expected}: {NO_TIME}")]
+
+
+def test_what_was_read_whole_is_not_missing(monkeypatch: pytest.MonkeyPatch, investigation: Any) -> None:
+    launch = Begun(monkeypatch, investigation._record)
+    launch.incident.begin()
+    launch.end(None, "")
+    assert launch.ends == [(None, "")]
 
 
 @pytest.mark.parametrize(
