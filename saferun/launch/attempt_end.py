@@ -94,6 +94,7 @@ class AttemptEnd:
     def report_failure(self, action: actions.ReportFailure) -> None:
         """Report why the attempt failed, and what follows."""
         context = self._context
+        action = action._replace(diagnosis=context.investigation.completed(action.diagnosis))
         if not context.succeeds("report the failure", context.investigation.report_failure, action):
             context.report(action.diagnosis.headline)
         if action.restarting and action.decision is not None and action.decision.wait_s >= _SHOWN_WAIT_S:
@@ -167,10 +168,9 @@ class AttemptEnd:
         """Send all hosts what follows."""
         lines: list[str] = []
         if action.diagnosis is not None:
-            restarting = action.next_step == "restart"
-            lines = self._context.investigation.decision_text(
-                action.diagnosis, restarting=restarting, decision=action.decision
-            )
+            restarting, investigation = action.next_step == "restart", self._context.investigation
+            diagnosis = investigation.completed(action.diagnosis)
+            lines = investigation.decision_text(diagnosis, restarting=restarting, decision=action.decision)
         self._context.job.broadcast_decision(action, lines)
 
     def report_decision(self, action: actions.ReportDecision) -> None:

@@ -230,13 +230,17 @@ class AttemptRecord:
 
     @property
     def first_failure(self) -> str:
-        """Which rank of this host failed first, and how it ended; empty: none has failed by itself."""
+        """Which rank of this host failed first, and how it ended; empty: none has failed by itself.
+
+        Where other hosts have ranks, one of these may have failed before.
+        """
         failed = [(rank.end, rank.assignment.rank) for rank in self.ranks if rank.end is not None]
         failed = [(end, rank) for end, rank in failed if not (end.stopped_by_us or end.status.ok)]
         if not failed:
             return ""
         end, rank = min(failed, key=lambda one: one[0].at)
-        return f"rank {rank} failed first: {end.status.description}"
+        first = " first" if len(self.ranks) == self.world_size else ""
+        return f"rank {rank} failed{first}: {end.status.description}"
 
     def undiagnosed(self, action: Diagnose) -> Diagnosis:
         """What remains to be said of a failed attempt that cannot be diagnosed."""

@@ -270,16 +270,20 @@ class Investigation(PartBase):
 
         FailureIncident(self._context, self._record, action).begin()
 
+    def completed(self, diagnosis: Diagnosis) -> Diagnosis:
+        """A diagnosis; where none has come in time, what is known without one."""
+        return self._guarded("see which rank failed first", _with_first_failure, self._record, diagnosis) or diagnosis
+
     def report_failure(self, action: ReportFailure) -> None:
         """Report why the attempt failed, and what happens next."""
-        action = self._guarded("see which rank failed first", _with_first_failure, self._record, action) or action
-        if not self._launch.succeeds("report the failure", self._report_failure, action):
+
+        def report() -> None:
+            from saferun.launch.incident_failure import report_failure
+
+            report_failure(self._context, self._record, action)
+
+        if not self._launch.succeeds("report the failure", report):
             self._context.print_lines([f"saferun: {action.diagnosis.headline}"])
-
-    def _report_failure(self, action: ReportFailure) -> None:
-        from saferun.launch.incident_failure import report_failure
-
-        report_failure(self._context, self._record, action)
 
     def report_decision(self, action: ReportDecision) -> None:
         """Report what the leader has decided, in its words; the report keeps the evidence of this host."""
@@ -314,12 +318,9 @@ class Investigation(PartBase):
         return self._guarded("notify the other hosts", peer_lines) or [f"saferun: {diagnosis.headline}"]
 
 
-def _with_first_failure(record: AttemptRecord, action: ReportFailure) -> ReportFailure:
-    """Where no diagnosis has come in time, what is known without one."""
-    first = record.first_failure
-    if action.diagnosis.headline != ATTEMPT_FAILED or not first:
-        return action
-    return action._replace(diagnosis=action.diagnosis._replace(headline=first))
+def _with_first_failure(record: AttemptRecord, diagnosis: Diagnosis) -> Diagnosis:
+    is_none = diagnosis.headline == ATTEMPT_FAILED
+    return diagnosis._replace(headline=record.first_failure or ATTEMPT_FAILED) if is_none else diagnosis
 
 
 def _is_cause_shown(record: AttemptRecord) -> bool:

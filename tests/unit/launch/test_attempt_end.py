@@ -16,7 +16,14 @@ from saferun.launch.attempt_end import AttemptEnd
 from saferun.launch.attempt_setup import AttemptSetup
 from saferun.launch.launch_context import HostAttempt, LaunchContext
 from saferun.model import Placement, RankAssignment
-from saferun.supervisor.actions import Diagnose, Finish
+from saferun.supervisor.actions import (
+    ATTEMPT_FAILED,
+    BroadcastDecision,
+    Diagnose,
+    Finish,
+    ReportFailure,
+    Undiagnosed,
+)
 from saferun.supervisor.ending import Leave
 from saferun.supervisor.events import Event, HostsJoined, JobAborted, JobDecided, JobLost, StartFailed
 from saferun.supervisor.machine import State
@@ -178,3 +185,21 @@ def test_a_host_whose_first_attempt_is_not_that_of_the_job_comes_late(
     setup.__dict__.update(_preparation=lambda _placement: None)
     setup.on_assigned(ASSIGNMENT._replace(number=number))
     assert context.run_dir.join.call_args.kwargs["is_late"] == is_late
+
+
+def test_where_no_diagnosis_came_in_time_other_hosts_and_the_error_file_have_the_first_failure_as_well() -> None:
+    """All that is reported of one failure is the same."""
+    context = MagicMock(environ={"TORCHELASTIC_ERROR_FILE": "/tmp/error.json"})
+    context.guarded = lambda _what, call, *arguments: call(*arguments)
+    investigation = context.investigation
+    investigation.completed = lambda diagnosis: diagnosis._replace(headline="rank 3 failed: exit code 1")
+    undiagnosed: Any = Undiagnosed(ATTEMPT_FAILED)
+    attempt_end = AttemptEnd(context)
+    attempt_end.report_failure(ReportFailure(0, undiagnosed, restarting=False))
+    attempt_end.broadcast_decision(BroadcastDecision(0, "finish", 1, 0.0, 0, undiagnosed))
+    named = undiagnosed._replace(headline="rank 3 failed: exit code 1")
+    (_, _, reported), _ = context.succeeds.call_args
+    assert reported.diagnosis == named
+    (_, [_, message, *_], _), _ = context.run_dir.files.ask.call_args
+    assert message == named.headline
+    investigation.decision_text.assert_called_once_with(named, restarting=False, decision=None)

@@ -17,7 +17,7 @@ from saferun.launch.incident_failure import FailureIncident
 from saferun.launch.incident_hang import HangIncident
 from saferun.launch.investigation import Investigation
 from saferun.supervisor import deciding
-from saferun.supervisor.actions import ATTEMPT_FAILED, Diagnose, HurryDiagnosis, ReportFailure, Undiagnosed
+from saferun.supervisor.actions import ATTEMPT_FAILED, Diagnose, HurryDiagnosis, Undiagnosed
 from saferun.supervisor.ending import Failed, Hung, Leave, Stopped
 from saferun.supervisor.events import Diagnosed
 from saferun.supervisor.machine import State
@@ -222,12 +222,18 @@ def test_what_was_read_whole_is_not_missing(monkeypatch: pytest.MonkeyPatch, inv
 
 
 @pytest.mark.parametrize(
-    ("headline", "expected"),
-    [(ATTEMPT_FAILED, "rank 3 failed first: exit code 1"), ("stopped by SIGTERM", "stopped by SIGTERM")],
+    ("headline", "world_size", "expected"),
+    [
+        (ATTEMPT_FAILED, 3, "rank 3 failed first: exit code 1"),
+        (ATTEMPT_FAILED, 6, "rank 3 failed: exit code 1"),
+        ("stopped by SIGTERM", 3, "stopped by SIGTERM"),
+    ],
+    ids=["alone", "with other hosts", "stopped"],
 )
 def test_where_no_diagnosis_came_in_time_the_first_failure_is_named(
-    monkeypatch: pytest.MonkeyPatch, investigation: Any, headline: str, expected: str
+    investigation: Any, headline: str, world_size: int, expected: str
 ) -> None:
+    """A rank of another host may have failed before: what it reports has not come."""
     status = SimpleNamespace(ok=False, description="exit code 1")
     ranks = [
         SimpleNamespace(
@@ -236,12 +242,11 @@ def test_where_no_diagnosis_came_in_time_the_first_failure_is_named(
         )
         for rank, at, stopped_by_us in ((1, 4.0, True), (2, 9.0, False), (3, 5.0, False))
     ]
-    investigation._record.group = SimpleNamespace(ranks=ranks)
-    reported: list[ReportFailure] = []
-    investigation._launch = SimpleNamespace(succeeds=lambda _what, call, *arguments: (call(*arguments), True)[1])
-    monkeypatch.setattr(investigation, "_report_failure", reported.append)
-    investigation.report_failure(ReportFailure(0, cast("Any", Undiagnosed(headline)), restarting=False))
-    assert [action.diagnosis.headline for action in reported] == [expected]
+    plan = SimpleNamespace(placement=SimpleNamespace(world_size=world_size))
+    investigation._record.group = SimpleNamespace(ranks=ranks, plan=plan)
+    assert investigation.completed(cast("Any", Undiagnosed(headline))).headline == expected
+    investigation._record.group = None
+    assert investigation.completed(cast("Any", Undiagnosed(headline))).headline == headline
 
 
 HANG = HangVerdict("quiescent", (2, 3), 300.0, certain=True)
