@@ -8,7 +8,8 @@ from saferun.linux.syscalls import descriptor_of, read_syscall
 
 # Prefixes of the kernel functions in which a file system waits, its types in mountinfo, and its name. What waits for
 # a server comes first: memory that a local file system asks for may have to be written to a server before.
-# CIFS waits for an answer in ``wait_for_response`` (Linux, fs/smb/client/transport.c).
+# CIFS waits for an answer in ``wait_for_response``, and in ``wait_for_free_credits`` until it may send a request
+# (Linux, fs/smb/client/transport.c).
 _WAITS = (
     (("fuse", "request_wait_answer"), ("fuse", "fuseblk", "virtiofs"), "FUSE"),
     (("nfs", "rpc_"), ("nfs", "nfs4"), "NFS"),
@@ -16,7 +17,7 @@ _WAITS = (
     (("ceph",), ("ceph",), "Ceph"),
     (("gpfs", "cxi"), ("gpfs",), "GPFS"),
     (("p9_", "v9fs_"), ("9p",), "9P"),
-    (("cifs", "smb", "wait_for_response"), ("cifs", "smb3"), "CIFS"),
+    (("cifs", "smb", "wait_for_response", "wait_for_free_credits"), ("cifs", "smb3"), "CIFS"),
     (("xfs",), ("xfs",), "XFS"),
     (("ext4", "jbd2"), ("ext4", "ext3", "ext2"), "ext4"),
     (("btrfs",), ("btrfs",), "btrfs"),

@@ -32,6 +32,7 @@ def wait_in(monkeypatch: pytest.MonkeyPatch, name: str, wchan: str, *arguments: 
         ("close", "rpc_wait_bit_killable"),
         ("close", "folio_wait_bit_common"),
         ("close", "wait_for_response"),  # CIFS
+        ("close", "wait_for_free_credits"),
         ("close", "0"),  # it may not be read
         ("close_range", "request_wait_answer"),
         ("dup2", "cl_sync_io_wait"),

@@ -81,6 +81,7 @@ def test_the_file_of_a_call_tells_before_the_kernels_function_does(process: Proc
         ("request_wait_answer", (), ("", "FUSE")),  # one of two, as virtiofs waits there as well
         ("ceph_mdsc_do_request", (), ("", "Ceph")),  # none is mounted that this process sees
         ("wait_for_response", (), ("", "CIFS")),
+        ("wait_for_free_credits", (), ("", "CIFS")),
         ("btrfs_commit_transaction", (), ("", "btrfs")),
         ("folio_wait_bit_common", ("ext4_writepages", "nfs4_do_close"), ("/data sets", "NFS")),
         ("do_wait", ("kernel_clone",), ("", "")),
