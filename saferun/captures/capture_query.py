@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from saferun.captures.examiner import READ_BYTES, Examiner, Query
-from saferun.captures.wire import NOT_READ, CaptureReader, CaptureRequest, CoreRequest, CoresFound, request_value
+from saferun.captures.wire import CaptureReader, CaptureRequest, CoreRequest, CoresFound, request_value
 from saferun.errors import suppress
 from saferun.linux.poller import Poller
 
@@ -127,7 +127,10 @@ class CaptureQuery(Query):
 
 
 def _found_in(reader: CaptureReader) -> tuple[bool, int, int]:
-    """By how much it has: whether it is complete, how many stacks and cores were read, how many cores were found."""
+    """By how much it has: whether it is complete, how many stacks and cores were read, how many cores were found.
+
+    A replacement does not find what the lost one has read and deleted; the entry that says so is no core.
+    """
     cores = reader.cores
-    read = sum(core.failure != NOT_READ for core in cores)
+    read = sum(bool(core.threads) for core in cores)
     return reader.is_done, len(reader.capture.stacks) + read, len(cores)

@@ -165,7 +165,7 @@ def test_of_two_examiners_the_one_that_has_read_more_cores_counts(world: World) 
     """Both name all cores before they read one."""
     found = [CoreDump(rank, 71 + rank, 11, "/core", 1, True, "", (), failure=NOT_READ) for rank in range(2)]
     run = world.run()
-    for core in (*found, found[0]._replace(tool="gdb", failure="")):
+    for core in (*found, found[0]._replace(tool="gdb", threads=STACK.threads, failure="")):
         world.say(0, "core", core)
     world.asked[0][1]()
     for core in found:
@@ -174,4 +174,19 @@ def test_of_two_examiners_the_one_that_has_read_more_cores_counts(world: World) 
     ((reader, failure),) = world.ends
     assert [core.tool for core in reader.cores] == ["gdb", ""]
     assert failure == "a signal left no time"
+    world.close()
+
+
+def test_a_core_that_a_lost_examiner_has_read_and_deleted_is_not_missing(world: World) -> None:
+    """Its replacement does not find it, and says that the rank has left none."""
+    found = [CoreDump(rank, 71 + rank, 11, "/core", 1, True, "", (), failure=NOT_READ) for rank in range(2)]
+    run = world.run()
+    for core in (*found, found[0]._replace(kept=False, tool="gdb", threads=STACK.threads, failure="")):
+        world.say(0, "core", core)
+    world.asked[0][1]()
+    for core in (found[0]._replace(path="", kept=False, failure="the limit on core files is 0"), found[1]):
+        world.say(1, "core", core)
+    run.expire("a signal left no time")
+    ((reader, _),) = world.ends
+    assert [core.threads for core in reader.cores] == [STACK.threads, ()]
     world.close()
