@@ -117,9 +117,11 @@ class CaptureQuery(Query):
         self._finish("the capture process ended before it was done")
 
     def _best(self) -> CaptureReader:
-        """The result of the newest examiner, unless the previous one has more."""
-        readers = (self._reader, self._seen)
-        return max(readers, key=_found_in)
+        """The result of the newest examiner, unless the previous one has more; with the cores that either has read."""
+        best = max((self._reader, self._seen), key=_found_in)
+        if self._seen is not self._reader:
+            best.add_cores(self._seen if best is self._reader else self._reader)
+        return best
 
     def _finish(self, failure: str) -> None:
         self._failure = ""

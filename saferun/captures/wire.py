@@ -313,6 +313,14 @@ class CaptureReader:
                 del of_process[:1]
         return (*examined, *(one for of_process in waiting.values() for one in of_process))
 
+    def add_cores(self, other: CaptureReader) -> None:
+        """Add the cores that another process has read for the same request: what it has deleted is not found again."""
+        own = {(core.rank, core.pid) for core in self.cores if core.threads}
+        read = {(core.rank, core.pid): core for core in other.cores if core.threads}
+        added = {process: core for process, core in read.items() if process not in own}
+        kept = [core for core in self._values["core"] if (core.rank, core.pid) not in added]
+        self._values["core"] = [*added.values(), *kept]
+
     @property
     def oom(self) -> OomKill | None:
         """The OOM killer's kill, if any."""

@@ -177,16 +177,21 @@ def test_of_two_examiners_the_one_that_has_read_more_cores_counts(world: World) 
     world.close()
 
 
-def test_a_core_that_a_lost_examiner_has_read_and_deleted_is_not_missing(world: World) -> None:
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_core_that_a_lost_examiner_has_read_and_deleted_is_not_missing(world: World, is_done: bool) -> None:
     """Its replacement does not find it, and says that the rank has left none."""
     found = [CoreDump(rank, 71 + rank, 11, "/core", 1, True, "", (), failure=NOT_READ) for rank in range(2)]
+    read = [core._replace(kept=False, tool="gdb", threads=STACK.threads, failure="") for core in found]
     run = world.run()
-    for core in (*found, found[0]._replace(kept=False, tool="gdb", threads=STACK.threads, failure="")):
+    for core in (*found, read[0]):
         world.say(0, "core", core)
     world.asked[0][1]()
     for core in (found[0]._replace(path="", kept=False, failure="the limit on core files is 0"), found[1]):
         world.say(1, "core", core)
+    if is_done:
+        world.say(1, "core", read[1])
+        world.say(1, "done", Done(1.0))
     run.expire("a signal left no time")
     ((reader, _),) = world.ends
-    assert [core.threads for core in reader.cores] == [STACK.threads, ()]
+    assert reader.cores == (read[0], read[1] if is_done else found[1])
     world.close()
