@@ -263,7 +263,7 @@ def mpirun_options(names: Sequence[str]) -> str:
 
 
 def loopback_between(infos: Mapping[int, HostInfo]) -> tuple[CheckResult, ...]:
-    """The hosts on which gloo would listen on loopback, though there are others that look for it.
+    """The hosts on which gloo would or may listen on loopback, though there are others that look for it.
 
     One host cannot know by itself: several tasks on one machine meet there quite well. A host whose own name leads gloo
     to an address of the loopback interface that leads to it from elsewhere, as routing protocols announce it, may be
@@ -284,25 +284,45 @@ def loopback_between(infos: Mapping[int, HostInfo]) -> tuple[CheckResult, ...]:
         for nic in info.nics:
             for address in nic.addresses if nic.kind == "loopback" else ():
                 holders.setdefault(address, []).append(_addresses_of_machine(info))
-    results = []
-    for info in infos.values():
-        if _is_announced(info, holders):
-            continue
-        loopback = {nic.name for nic in info.nics if nic.kind == "loopback"} or {"lo"}
-        is_known = any(result.class_name == "network_interface" for result in info.results)
-        if info.gloo and loopback.issuperset(info.gloo) and not is_known:
-            usable = [nic.name for nic in info.nics if nic.name in info.probed] or ["the interface between the hosts"]
-            results.append(
-                CheckResult(
-                    "interfaces",
-                    "fail" if info.backend == "gloo" else "warn",
-                    "gloo would listen on loopback, where no other host reaches it",
-                    own_name_hint(usable[0]),
-                    class_name="network_interface",
-                    host=info.label,
-                )
-            )
-    return tuple(results)
+    found = (_may_listen_on_loopback(info, holders) for info in infos.values() if not _is_reported(info))
+    return tuple(result for result in found if result is not None)
+
+
+def _may_listen_on_loopback(info: HostInfo, holders: Mapping[str, Sequence[set[str]]]) -> CheckResult | None:
+    """What is wrong with a host's own name; None: nothing. ``holders`` as below."""
+    if info.unanswered:
+        return _unanswered(info) if info.backend != "nccl" else None
+    loopback = {nic.name for nic in info.nics if nic.kind == "loopback"} or {"lo"}
+    if not info.gloo or not loopback.issuperset(info.gloo) or _is_announced(info, holders):
+        return None
+    return CheckResult(
+        "interfaces",
+        "fail" if info.backend == "gloo" else "warn",
+        "gloo would listen on loopback, where no other host reaches it",
+        own_name_hint(_usable(info)),
+        class_name="network_interface",
+        host=info.label,
+    )
+
+
+def _unanswered(info: HostInfo) -> CheckResult:
+    """A warning: the name server may answer when the ranks ask."""
+    message = (
+        f"its own name {info.unanswered} cannot be resolved now (no name server answers): if it still cannot be when "
+        "the ranks meet, gloo listens on loopback, where no other host reaches it"
+    )
+    hint = own_name_hint(_usable(info))
+    return CheckResult("names", "warn", message, hint, class_name="name_resolution", transient=True, host=info.label)
+
+
+def _is_reported(info: HostInfo) -> bool:
+    """Whether the host itself has said that its interfaces do not fit."""
+    return any(result.class_name == "network_interface" for result in info.results)
+
+
+def _usable(info: HostInfo) -> str:
+    """The interface to name instead."""
+    return next((nic.name for nic in info.nics if nic.name in info.probed), "the interface between the hosts")
 
 
 def _addresses_of_machine(info: HostInfo) -> set[str]:

@@ -72,7 +72,10 @@ def encode_host_info(info: HostInfo) -> str:
         lambda c: c._replace(environ=c.environ[:32], nics=c.nics[:16]),
         lambda c: c._replace(environ=(), results=c.results[:16], names=()),
         lambda c: HostInfo(
-            *(c.label, c.time, c.nics[:4], c.gloo, c.nccl, c.probed, (), c.script), backend=c.backend, launch=c.launch
+            *(c.label, c.time, c.nics[:4], c.gloo, c.nccl, c.probed, (), c.script),
+            backend=c.backend,
+            launch=c.launch,
+            unanswered=c.unanswered,
         ),
     ):
         if len(text) <= INFO_LIMIT_BYTES:

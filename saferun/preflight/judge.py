@@ -68,7 +68,7 @@ def judge(
         *_missing_results(measured, infos, uses, missing, blamed),
         *_down_results(described, uses),
         *_decoy_results(described, uses, columns),
-        *(loopback_between(infos) if any(_is_on_loopback(info) for info in infos.values()) else ()),
+        *(loopback_between(infos) if any(_may_be_on_loopback(info) for info in infos.values()) else ()),
         *skew_results(described, probes),
     ]
     results = _without_consequences(results)
@@ -108,8 +108,9 @@ def _without_consequences(results: Sequence[CheckResult]) -> list[CheckResult]:
     ]
 
 
-def _is_on_loopback(info: HostInfo) -> bool:
-    return any(nic.kind == "loopback" and nic.name in info.gloo for nic in info.nics) or "lo" in info.gloo
+def _may_be_on_loopback(info: HostInfo) -> bool:
+    is_certain = any(nic.kind == "loopback" and nic.name in info.gloo for nic in info.nics) or "lo" in info.gloo
+    return is_certain or bool(info.unanswered)
 
 
 def _without_ended(columns: Mapping[str, Column], missing: Mapping[int, str]) -> dict[str, Column]:

@@ -58,6 +58,7 @@ class HostInfo(Value):
         results: what this host's own checks found, the good results left out.
         backend: ``gloo`` or ``nccl`` where the ranks are certain to use it; empty: unknown.
         launch: user and script, where other jobs may look for their master at the same address; else empty.
+        unanswered: its own name, where gloo would ask for it and no name server answers now; else empty.
     """
 
     label: str = ""
@@ -73,6 +74,7 @@ class HostInfo(Value):
     results: tuple[CheckResult, ...] = ()
     backend: str = ""
     launch: Pairs = ()
+    unanswered: str = ""
 
 
 class ProbeEndpoint(Value):

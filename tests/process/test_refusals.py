@@ -315,7 +315,7 @@ REFUSALS = (
     Refusal("checks/interfaces.py _verdict", (an_interface_that_is_down, an_interface_that_leads_nowhere)),
     Refusal("checks/name_resolution.py _judge_master", (a_name_of_the_master_that_leads_to_this_host,)),
     Refusal("checks/name_resolution.py _judge_own", (an_own_name_that_leads_to_loopback,)),
-    Refusal("preflight/default_nics.py loopback_between", (loopback_of_a_host_among_several,)),
+    Refusal("preflight/default_nics.py _may_listen_on_loopback", (loopback_of_a_host_among_several,)),
     Refusal(
         "preflight/faults.py verdict",
         (a_pair_that_is_cut, a_host_that_is_cut_off, a_network_that_passes_nothing, two_halves_of_a_network),

@@ -11,7 +11,7 @@ from saferun.linux.user_name import user_name
 from saferun.preflight.checks.backend import GLOO, known_backend
 from saferun.preflight.checks.common import with_nccl_conf
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.name_resolution import Lookup, resolve
+from saferun.preflight.checks.name_resolution import UNCERTAIN, Lookup, resolve
 from saferun.preflight.checks.versions import describe_host
 from saferun.preflight.default_nics import GLOO_IFNAME, NCCL_IFNAME, candidates, gloo_choice, nccl_choice, routes
 from saferun.preflight.results import HostInfo, Pairs
@@ -29,8 +29,9 @@ def gather_host_info(context: CheckContext) -> HostInfo:
     settings = with_nccl_conf(context)
     environ = settings.environ
     gloo = gloo_choice(nics, environ, lookup.addresses)
-    # Gloo waits longer for a name; where the resolver gives up, whatever the error, gloo listens on loopback.
-    is_known = gloo.rule == GLOO_IFNAME or lookup.error != "late"
+    # Gloo waits longer for a name, and asks later: a name server that starts or is overloaded may answer by then.
+    is_known = gloo.rule == GLOO_IFNAME or lookup.error not in UNCERTAIN
+    is_unanswered = not is_known and lookup.error == "unanswered" and not context.nics
     # NCCL waits for a home directory, and the user's file there wins over the system's.
     is_nccl_known = settings.is_complete or bool(context.environ.get(NCCL_IFNAME))
     versions, script, relevant = describe_host(context)
@@ -46,6 +47,7 @@ def gather_host_info(context: CheckContext) -> HostInfo:
         names=tuple((one.name, *one.addresses) for one in found),
         backend=known_backend(context),
         launch=_describe_launch(context),
+        unanswered=own if is_unanswered else "",
     )
 
 

@@ -11,7 +11,7 @@ from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.backend import GLOO, known_backend
 from saferun.preflight.checks.common import NcclEnviron, listed, listed_are, with_nccl_conf
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.name_resolution import Lookup, is_elsewhere, resolve
+from saferun.preflight.checks.name_resolution import UNCERTAIN, Lookup, is_elsewhere, resolve
 from saferun.preflight.default_nics import (
     AUTO,
     GLOO_IFNAME,
@@ -48,7 +48,7 @@ def check_interfaces(context: CheckContext) -> CheckResult:
     own, master = lookups
     gloo = gloo_choice(nics, environ, own.addresses)
     nccl = nccl_choice(nics, environ)
-    is_known = gloo.rule == GLOO_IFNAME or own.error != "late"
+    is_known = gloo.rule == GLOO_IFNAME or own.error not in UNCERTAIN
     facts = (
         ("gloo", ",".join(gloo.names) if is_known else ""),
         ("gloo_by", gloo.rule),
@@ -66,7 +66,8 @@ def check_interfaces(context: CheckContext) -> CheckResult:
     if result is not None:
         return result._replace(facts=facts)
     by = {GLOO_IFNAME: " (GLOO_SOCKET_IFNAME)", NCCL_IFNAME: " (NCCL_SOCKET_IFNAME)"}
-    used = _listed(gloo.names) if is_known else f"the interface of {own.name}, which takes long to resolve"
+    why = "takes long to resolve" if own.error == "late" else "cannot be resolved now"
+    used = _listed(gloo.names) if is_known else f"the interface of {own.name}, which {why}"
     message = f"gloo would use {used}{by.get(gloo.rule, '')}"
     if context.vendor != "none":
         message += f", NCCL {_listed(nccl.names)}{by.get(nccl.rule, '')}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Sequence
 
 from saferun.linux.nic import Nic
@@ -18,8 +17,9 @@ from saferun.preflight.results import CheckResult
 DEADLINE_S = 2.0
 """How long a name may take to resolve."""
 
-# A name server that starts or is overloaded answers a moment later; one that is not there says so at once.
-_AGAIN_S = 0.5
+UNCERTAIN = frozenset({"late", "unanswered"})
+"""The errors that say nothing of what a name resolves to a moment later."""
+
 _SEVERAL = 2
 _MASTER_HINT = "look at --master-addr (or --rdzv-endpoint), and at /etc/hosts and the name servers of this host"
 
@@ -41,8 +41,6 @@ class Lookup(Value):
 def resolve(names: Sequence[str], deadline_s: float = DEADLINE_S) -> tuple[Lookup, ...]:
     """What names resolve to, all looked up at the same time; an answer that comes too late is left alone.
 
-    A name of which no name server says anything is asked for once more, half a second later.
-
     Args:
         names: of hosts, or addresses.
         deadline_s: how long it may take, in seconds.
@@ -52,10 +50,6 @@ def resolve(names: Sequence[str], deadline_s: float = DEADLINE_S) -> tuple[Looku
 
     def ask(name: str) -> None:
         found[name] = _ask(name)
-        if found[name].error == "unanswered":
-            time.sleep(_AGAIN_S)
-            del found[name]  # if it takes its time now, it is late
-            found[name] = _ask(name)
         done.release()
 
     wanted = dict.fromkeys(names)

@@ -44,30 +44,30 @@ def lookups(monkeypatch: pytest.MonkeyPatch) -> dict[str, Lookup]:
     return known
 
 
-def test_where_the_answer_for_the_own_name_is_late_it_is_not_known_what_gloo_would_use(
-    tmp_path: Path, lookups: dict[str, Lookup]
+@pytest.mark.parametrize(
+    ("error", "why"), [("late", "takes long to resolve"), ("unanswered", "cannot be resolved now")]
+)
+def test_where_the_own_name_gets_no_answer_it_is_not_known_what_gloo_would_use(
+    tmp_path: Path, lookups: dict[str, Lookup], error: str, why: str
 ) -> None:
-    """Gloo waits for a name server that is slow, and finds the address."""
-    lookups[OWN] = Lookup(OWN, error="late")
+    """Gloo waits longer for a name server that is slow, and asks when torch has been imported."""
+    lookups[OWN] = Lookup(OWN, error=error)
     info = gather_host_info(context(tmp_path))
     assert info.gloo == ()
     other = HostInfo("node1", nics=(LO, Nic("eth0", ("10.1.0.6",))), gloo=("eth0",), backend="gloo")
-    assert loopback_between({0: info._replace(label=OWN, backend="gloo"), 1: other}) == ()
-    environ = {"HOME": str(tmp_path), "GLOO_SOCKET_IFNAME": "eth1"}
-    assert gather_host_info(context(tmp_path, environ=environ)).gloo == ("eth1",), "the name does not matter"
+    verdicts = [one.verdict for one in loopback_between({0: info._replace(label=OWN, backend="gloo"), 1: other})]
+    assert verdicts == (["warn"] if error == "unanswered" else [])
     result = interfaces.check_interfaces(context(tmp_path))
-    assert (result.message, dict(result.facts)["gloo"]) == (
-        "gloo would use the interface of node5, which takes long to resolve",
-        "",
-    )
+    assert (result.message, dict(result.facts)["gloo"]) == (f"gloo would use the interface of node5, which {why}", "")
+    environ = {"HOME": str(tmp_path), "GLOO_SOCKET_IFNAME": "eth1"}
+    named = gather_host_info(context(tmp_path, environ=environ))
+    assert (named.gloo, named.unanswered) == (("eth1",), ""), "the name does not matter"
+    assert gather_host_info(context(tmp_path, nics=("auto",))).unanswered == ""
 
 
-@pytest.mark.parametrize("error", ["unknown", "unanswered"])
-def test_an_own_name_that_does_not_resolve_leads_gloo_to_loopback(
-    tmp_path: Path, lookups: dict[str, Lookup], error: str
-) -> None:
-    """Torch takes any error of the resolver for that; EAI_AGAIN is the lasting one where no name server is there."""
-    lookups[OWN] = Lookup(OWN, error=error)
+def test_an_own_name_that_is_unknown_leads_gloo_to_loopback(tmp_path: Path, lookups: dict[str, Lookup]) -> None:
+    """Torch takes any error of the resolver for that, and one that knows of no such name has said so for good."""
+    lookups[OWN] = Lookup(OWN, error="unknown")
     info = gather_host_info(context(tmp_path))
     assert info.gloo == ("lo",)
     other = HostInfo("node1", nics=(LO, Nic("eth0", ("10.1.0.6",))), gloo=("eth0",), backend="gloo")

@@ -8,7 +8,10 @@ import pytest
 
 from saferun.linux.nic import Nic
 from saferun.preflight.default_nics import candidates, loopback_between
-from saferun.preflight.results import CheckResult, HostInfo
+from saferun.preflight.host_messages import decode_host_info, encode_host_info
+from saferun.preflight.judge import judge
+from saferun.preflight.outcome import outcome_of, unusable_hosts
+from saferun.preflight.results import CheckResult, HostInfo, Probe
 
 LO = Nic("lo", ("127.0.0.1", "::1"), ("127.0.0.1/8", "::1/128"), True, 65536, "loopback")
 ETH0 = Nic("eth0", ("10.1.0.1", "fd01::1", "fe80::1"))
@@ -81,5 +84,45 @@ def test_what_a_host_has_said_itself_is_not_said_twice() -> None:
     infos = {
         0: info("node0", other(CLUSTER, 1), ("lo",), results=(said,)),
         1: info("node1", other(CLUSTER, 2), ("eth0",)),
+    }
+    assert loopback_between(infos) == ()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "", "nccl"])
+def test_an_own_name_that_no_name_server_answers_now_is_a_warning_that_blames_no_host(backend: str) -> None:
+    """A name server that is being restarted: the ranks ask for the name later, and torchrun's would find it."""
+    infos = {}
+    for number in range(4):
+        names = ((f"node{number}", f"10.77.0.{number}"), ("node0", "10.77.0.0"))
+        infos[number] = info(f"node{number}", other(CLUSTER, number), ("eth0",), backend=backend, names=names)
+    infos[2] = infos[2]._replace(gloo=(), names=(("node2",), ("node0", "10.77.0.0")), unanswered="node2")
+    decoded = {host: decode_host_info(encode_host_info(one)) for host, one in infos.items()}
+    assert decoded == infos
+    probes = [
+        Probe(a, b, "eth0", f"10.77.0.{b}", "eth0", latency_s=1e-4, bytes_s=1e9) for a in infos for b in infos if a != b
+    ]
+    found = judge(infos, probes, missing={}, nics=(), remeasured=True, duration_s=0.1)
+    outcome = outcome_of(found, infos, nics=(), only_warn=False)
+    assert (outcome.failure, outcome.faults, unusable_hosts(outcome)) == (None, (), ())
+    expected = (
+        "its own name node2 cannot be resolved now (no name server answers): if it still cannot be when the ranks "
+        "meet, gloo listens on loopback, where no other host reaches it"
+    )
+    warnings = [(one.host, one.message, one.hint) for one in found.results if one.verdict == "warn"]
+    hint = "give the host's name its address in /etc/hosts, or run with --nic eth0"
+    assert warnings == ([("node2", expected, hint)] if backend != "nccl" else [])
+
+
+def test_an_own_name_that_is_not_answered_on_one_machine_is_no_warning() -> None:
+    """Containers without a network of their own, several saferuns of a laptop."""
+    infos = {number: info("vm", CLUSTER, (), backend="gloo", unanswered="vm") for number in range(2)}
+    assert loopback_between(infos) == ()
+
+
+def test_what_a_host_has_said_of_a_name_that_is_not_answered_is_not_said_twice() -> None:
+    said = CheckResult("names", "fail", "its own name …", class_name="network_interface")
+    infos = {
+        0: info("node0", other(CLUSTER, 1), (), backend="gloo", unanswered="node0", results=(said,)),
+        1: info("node1", other(CLUSTER, 2), ("eth0",), backend="gloo"),
     }
     assert loopback_between(infos) == ()
