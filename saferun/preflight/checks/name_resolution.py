@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Sequence
 
 from saferun.linux.nic import Nic
@@ -43,10 +44,11 @@ def resolve(names: Sequence[str], deadline_s: float = DEADLINE_S) -> tuple[Looku
 
     Args:
         names: of hosts, or addresses.
-        deadline_s: how long it may take, in seconds.
+        deadline_s: how long it may take for all of them, in seconds.
     """
     found: dict[str, Lookup] = {}
     done = threading.Semaphore(0)
+    until = time.monotonic() + deadline_s
 
     def ask(name: str) -> None:
         found[name] = _ask(name)
@@ -56,7 +58,7 @@ def resolve(names: Sequence[str], deadline_s: float = DEADLINE_S) -> tuple[Looku
     for name in wanted:
         threading.Thread(target=ask, args=(name,), daemon=True).start()
     for _ in wanted:
-        if not done.acquire(timeout=deadline_s):
+        if not done.acquire(timeout=max(until - time.monotonic(), 0.0)):
             break
     return tuple(found.get(name, Lookup(name, error="late")) for name in names)
 

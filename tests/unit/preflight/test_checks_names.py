@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -180,6 +181,25 @@ def test_a_name_service_that_hangs_is_waited_for_no_longer_than_said(monkeypatch
     assert resolve(("slow", "fast"), 0.05) == (Lookup("slow", error="late"), Lookup("fast", ("10.0.0.1",)))
     assert not never.is_set(), "nobody has waited for the answer"
     never.set()
+
+
+def test_the_deadline_counts_for_all_names_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that takes longer than it says is skipped, and what it knows is lost."""
+    now, waits = [100.0], []
+
+    class Clocked(threading.Semaphore):
+        """Each answer comes after 30 s of virtual time."""
+
+        def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            now[0] += 30.0
+            return super().acquire(blocking, 60)
+
+    monkeypatch.setattr(name_resolution, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("threading.Semaphore", Clocked)
+    monkeypatch.setattr(socket, "getaddrinfo", Resolver(node3=("10.1.0.3",), node0=("10.1.0.1",), node1=("10.1.0.2",)))
+    assert len(resolve(("node3", "node0", "node1"), 50.0)) == len(waits)
+    assert waits == [50.0, 20.0, 0.0]
 
 
 def test_a_name_that_no_name_server_answers_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
