@@ -109,11 +109,11 @@ def hint_of(
         return f"a firewall on {who} keeps connections out ({commands}): let the hosts of the job in{tail}"
     if direction == "out":
         return f"look at the routes and the firewall of {who} for what goes out ({commands}){tail}"
+    if kind == "silent":  # what is accepted has passed all firewalls
+        return f"another program may listen there, or saferun on {who} is stopped or starved{tail}"
     if direction == "pair":
         return (
             f"a firewall on {who} (incoming) or {source} (outgoing) is likely ({commands}): let all hosts through{tail}"
         )
-    if kind == "silent":
-        return f"another program may listen there, or saferun on {who} is stopped or starved{tail}"
     whose = f"{nic} on {who}" if " " in who else f"{who}'s {nic}"
     return f"check the cable, the switch port and the VLAN of {whose}, and firewalls{tail}"

@@ -42,33 +42,28 @@ class KnownLinks(Value):
     nic: str = ""
     remeasured: bool = True
 
-    def verdict(self, links: Iterable[NicLink], *, is_fatal: bool) -> str:
-        """``fail`` or ``warn``.
-
-        Args:
-            links: what does not come through.
-            is_fatal: whether the ranks cannot work without it.
-        """
-        if not is_fatal:
-            return "warn"
-        return "fail" if any(self.is_lasting(link) for link in links) else "warn"
-
     def is_lasting(self, link: NicLink) -> bool:
         """Whether what does not come through is a fault of the network that lasts, as far as has been measured."""
         is_away = self.remeasured and link.kind in _PASSING and link.times == 1
         return not is_away and link.kind not in {_STARVED, _LOST}
 
+    def lasting(self, links: Iterable[NicLink]) -> list[tuple[int, int]]:
+        """The pairs of those that do not come through for a fault that lasts."""
+        return [(link.source, link.target) for link in links if self.is_lasting(link)]
+
     def is_cut_off(self, nic: str, pairs: Collection[tuple[int, int]], others: Sequence[str]) -> bool:
-        """Whether the ranks cannot work without what does not come through over an interface.
+        """Whether the ranks cannot work without what does not come through over an interface, if that lasts.
 
         Ranks are reached over what their own host uses, whatever the others use. Where that is another interface, which
         was not tried or could not be measured, it may lead there.
 
         Args:
             nic: the interface.
-            pairs: what does not come through over it.
+            pairs: what does not come through over it; none: nothing is cut off.
             others: the interfaces that do come through.
         """
+        if not pairs:
+            return False
         is_certain = any(nic in self.uses[target].certain for _, target in pairs)
         return is_certain or (not others and all(self._fails(pair) for pair in pairs))
 
@@ -160,8 +155,9 @@ def _dead_network(scene: KnownLinks, nic: str, bad: Column, hosts: set[int]) -> 
         return []
     kind = _commonest(bad.values())
     message = f"{sentence(NO_HOST, kind, nic, address=_address(bad.values()))}{_works(others)}"
-    verdict = scene.verdict(bad.values(), is_fatal=scene.is_cut_off(nic, bad, others))
-    return [_result(verdict, message, hint_of(kind, nic, "all hosts", _instead(scene, nic, others)), bad.values())]
+    is_fatal = scene.is_cut_off(nic, scene.lasting(bad.values()), others)
+    hint = hint_of(kind, nic, "all hosts", _instead(scene, nic, others))
+    return [_result(message, hint, bad.values(), is_fatal=is_fatal)]
 
 
 def _parts(column: Column) -> list[set[int]]:
@@ -195,8 +191,8 @@ def _partition(scene: KnownLinks, nic: str, parts: Sequence[set[int]], cut: Colu
     groups = " / ".join(hosts_text(scene.infos, part) for part in parts[:_MOST_REPORTED])
     message = f"{sentence(TWO, kind, nic, who='some groups of hosts')}: {groups}{_works(others)}"
     hint = f"look at what lies between them: switches, VLANs, subnet managers{_or_nic(_instead(scene, nic, others))}"
-    verdict = scene.verdict(cut.values(), is_fatal=scene.is_cut_off(nic, cut, others))
-    return [_result(verdict, message, hint, cut.values())]
+    is_fatal = scene.is_cut_off(nic, scene.lasting(cut.values()), others)
+    return [_result(message, hint, cut.values(), is_fatal=is_fatal)]
 
 
 # --------------------------------------------------------------------------------------------------- hosts and pairs
@@ -222,14 +218,14 @@ def _host_results(scene: KnownLinks, nic: str, column: Column, bad: Column) -> l
         mine = [pair for pair in touching[host] if pair in left]
         peers = {other for pair in mine for other in pair} - {host}
         if len(peers) == 1:
-            results.append(_pair_result(scene, nic, column, [left[pair] for pair in mine]))
+            results += [_pair_result(scene, nic, column, links) for links in _alike([left[pair] for pair in mine])]
         else:
             results.append(_host_result(scene, nic, host, [column[pair] for pair in touching[host]], mine))
         for pair in mine:
             del left[pair]
     if left:
         message = f"{len(left)} more connections over {nic} fail"
-        results.append(_result("warn", message, "begin with those that are named", left.values()))
+        results.append(_result(message, "begin with those that are named", left.values()))
     return results
 
 
@@ -263,11 +259,20 @@ def _host_result(
     # NCCL connects neighbours in rings and trees: a few links less may not be missed.
     is_whole = (bad_in and len(bad_in) == len(incoming)) or (bad_out and len(bad_out) == len(outgoing))
     needed = is_whole or any(scene.uses[one].by_all_pairs for one in (host, *peers))
-    ways = [pair for pair in bad if pair[1] == host], [pair for pair in bad if pair[0] == host]
-    certain = any(way and all(scene.is_cut_off(nic, [pair], others) for pair in way) for way in ways)
-    certain = certain or (scene.uses[host].by_all_pairs and scene.is_cut_off(nic, bad, others))
-    verdict = scene.verdict((*bad_in, *bad_out), is_fatal=bool(needed and certain))
-    return _result(verdict, message, hint, (*bad_in, *bad_out), host=label)
+    # Of a way on which all fail, one that lasts is enough: a listener that gets no processor is behind the same cable.
+    certain = any(
+        scene.lasting(way) and all(scene.is_cut_off(nic, [(link.source, link.target)], others) for link in way)
+        for way in (bad_in, bad_out)
+    )
+    lasting = scene.lasting((*bad_in, *bad_out))
+    certain = certain or (scene.uses[host].by_all_pairs and scene.is_cut_off(nic, lasting, others))
+    return _result(message, hint, (*bad_in, *bad_out), is_fatal=bool(needed and certain), host=label)
+
+
+def _alike(links: Sequence[NicLink]) -> list[list[NicLink]]:
+    """The links of a pair; each way alone where a listener got no processor on one of them: the network is there."""
+    is_mixed = len({link.kind == _STARVED for link in links}) > 1
+    return [[link] for link in links] if is_mixed else [list(links)]
 
 
 def _pair_result(scene: KnownLinks, nic: str, column: Column, bad: Sequence[NicLink]) -> CheckResult:
@@ -290,8 +295,8 @@ def _pair_result(scene: KnownLinks, nic: str, column: Column, bad: Sequence[NicL
         hint = hint_of(kind, nic, target, instead, direction="pair", source=source)
     uses = [scene.uses[host] for host in (a, b)]
     needed = any(use.by_all_pairs for use in uses) or len(scene.infos) == _SEVERAL
-    certain = scene.is_cut_off(nic, [(link.source, link.target) for link in bad], others) and needed
-    return _result(scene.verdict(bad, is_fatal=certain), message, hint, bad)
+    certain = scene.is_cut_off(nic, scene.lasting(bad), others)
+    return _result(message, hint, bad, is_fatal=needed and certain)
 
 
 def _of(scene: KnownLinks, bad: Sequence[NicLink], links: Sequence[NicLink], *, out: bool = False) -> str:
@@ -342,8 +347,10 @@ def _mtu_text(scene: KnownLinks, nic: str, *hosts: int) -> str:
     return f"{', '.join(parts)}, {common} on the others" if parts else ""
 
 
-def _result(verdict: str, message: str, hint: str, links: Iterable[NicLink], *, host: str = "") -> CheckResult:
+def _result(
+    message: str, hint: str, links: Iterable[NicLink], *, is_fatal: bool = False, host: str = ""
+) -> CheckResult:
     found = sorted(links, key=lambda link: (link.source, link.target))[:16]
     facts = tuple((f"{link.source}>{link.target}", f"{link.nic} {link.address} {link.kind}") for link in found)
-    class_name = _CLASS if verdict == "fail" else ""
+    verdict, class_name = ("fail", _CLASS) if is_fatal else ("warn", "")
     return CheckResult("links", verdict, message, hint, facts, class_name=class_name, host=host)

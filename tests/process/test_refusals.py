@@ -317,7 +317,7 @@ REFUSALS = (
     Refusal("checks/name_resolution.py _judge_own", (an_own_name_that_leads_to_loopback,)),
     Refusal("preflight/default_nics.py _may_listen_on_loopback", (loopback_of_a_host_among_several,)),
     Refusal(
-        "preflight/faults.py verdict",
+        "preflight/faults.py _result",
         (a_pair_that_is_cut, a_host_that_is_cut_off, a_network_that_passes_nothing, two_halves_of_a_network),
     ),
     Refusal("preflight/judge.py _down_results", (an_interface_that_is_down_on_one_of_several_hosts,)),

@@ -410,6 +410,39 @@ def test_a_listener_that_gets_no_processor_does_not_make_a_network_needed_that_n
     assert judged(infos_of(hosts), probes_of(hosts, NICS, EMPTY, silent)).verdict == "warn"
 
 
+@pytest.mark.parametrize("hosts", [2, *SEVERAL])
+@pytest.mark.parametrize("kind", ["timeout", "refused"])
+def test_a_fault_that_lasts_and_an_interface_that_is_used_count_only_where_they_meet(hosts: int, kind: str) -> None:
+    """A firewall on an interface that its host does not use, and a listener that gets no processor on another host."""
+    infos = infos_of(hosts)
+    infos[0] = infos[0]._replace(gloo=("eth1",))
+    closed = where(target=0, nic="eth0", kind=kind)
+    starved = where(source=0, target=1, nic="eth0", kind="silent")
+    verdict = judged(infos, probes_of(hosts, NICS, closed, starved))
+    assert verdict.verdict == "warn"
+    refused = judged(infos_of(hosts), probes_of(hosts, NICS, closed, starved))
+    assert refused.verdict == "fail", "all use it"
+    if hosts == 2:
+        reason = {"timeout": "timeout", "refused": "connection refused"}[kind]
+        assert sorted(lines(verdict)) == [
+            "warn node0 does not reach node1 over eth0 (connections are accepted, but no data is received); eth1 works",
+            f"warn node1 does not reach node0 over eth0 ({reason}); eth1 works",
+        ]
+        assert [line.split()[0] for line in lines(refused)] == ["fail", "warn"]
+        (silence,) = (one for one in told(verdict) if "no data" in one.message)
+        assert silence.hint.startswith("another program may listen there, or saferun on node1 is stopped or starved")
+
+
+@pytest.mark.parametrize("hosts", SEVERAL)
+def test_a_listener_that_gets_no_processor_excuses_no_host_that_is_not_reached(hosts: int) -> None:
+    """One of those that try it gets as far as its listener; all others are not let in."""
+    closed = where(target=1, nic="eth0", kind="refused")
+    starved = where(source=0, target=1, nic="eth0", kind="silent")
+    assert judged(infos_of(hosts), probes_of(hosts, NICS, closed, starved)).verdict == "fail"
+    infos = infos_of(hosts, backend="nccl")
+    assert judged(infos, probes_of(hosts, NICS, closed, starved)).verdict == "fail"
+
+
 def test_a_host_that_could_not_be_tried_over_what_its_ranks_use_is_not_cut_off_by_another_network() -> None:
     """It had no room for another socket."""
     probes = probes_of(4, NICS, where(target=2, nic="eth1", kind="timeout"))
