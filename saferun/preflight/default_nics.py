@@ -272,18 +272,16 @@ def loopback_between(infos: Mapping[int, HostInfo]) -> tuple[CheckResult, ...]:
     Args:
         infos: of all hosts, by number.
     """
-    machines: list[set[str]] = []
-    for info in infos.values():
-        addresses = _addresses_of_machine(info)
-        if addresses and all(machine.isdisjoint(addresses) for machine in machines):
-            machines.append(addresses)
-    if len(machines) <= 1:
-        return ()
+    machines = {host: _addresses_of_machine(info) for host, info in infos.items()}
+    known = [addresses for addresses in machines.values() if addresses]
+    if all(not known[0].isdisjoint(addresses) for addresses in known):
+        return ()  # one machine, as far as can be known
     holders: dict[str, list[set[str]]] = {}
-    for info in infos.values():
+    for host, info in infos.items():
         for nic in info.nics:
             for address in nic.addresses if nic.kind == "loopback" else ():
-                holders.setdefault(address, []).append(_addresses_of_machine(info))
+                if _leads_here(address):
+                    holders.setdefault(address, []).append(machines[host])
     found = (_may_listen_on_loopback(info, holders) for info in infos.values() if not _is_reported(info))
     return tuple(result for result in found if result is not None)
 
@@ -342,7 +340,7 @@ def _is_announced(info: HostInfo, holders: Mapping[str, Sequence[set[str]]]) -> 
     own = [address for answer in info.names[:1] for address in answer[1:]]  # its own name is the first
     address = gloo_choice(info.nics, {}, own).addresses[0]
     machine = _addresses_of_machine(info)
-    found = holders.get(address, ()) if _leads_here(address) else ()
+    found = holders.get(address, ())  # none has an address that leads each host to itself
     return bool(found) and not any(machine.isdisjoint(other) for other in found)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from saferun.linux.nic import Nic
+from saferun.preflight import default_nics
 from saferun.preflight.default_nics import candidates, loopback_between
 from saferun.preflight.host_messages import decode_host_info, encode_host_info
 from saferun.preflight.judge import judge
@@ -71,6 +73,27 @@ def test_an_address_on_loopback_that_is_announced_to_others_is_reached(
     is_one_machine = unnumbered and "{}" not in address  # as far as can be known
     expected = [] if is_reached or is_one_machine else ["fail", "fail"]
     assert [result.verdict for result in loopback_between(infos)] == expected
+
+
+def test_many_hosts_are_compared_in_proportion_to_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader's loop does nothing else meanwhile."""
+    compared = []
+
+    class Addresses(set[str]):
+        def isdisjoint(self, other: Iterable[Any]) -> bool:
+            compared.append(1)
+            return super().isdisjoint(other)
+
+    infos = {}
+    for number in range(300):
+        addresses = (f"10.{number}.0.1",)
+        names = ((f"node{number}", *addresses),)
+        nics = (LO._replace(addresses=("127.0.0.1", *addresses)), ETH0._replace(addresses=(f"10.{number}.0.2",)))
+        infos[number] = info(f"node{number}", nics, ("lo",), backend="gloo", names=names)
+    real = default_nics._addresses_of_machine
+    monkeypatch.setattr(default_nics, "_addresses_of_machine", lambda info: Addresses(real(info)))
+    assert loopback_between(infos) == ()
+    assert len(compared) <= 2 * len(infos)
 
 
 def test_several_saferuns_of_one_machine_meet_on_loopback() -> None:
