@@ -324,10 +324,17 @@ def _usable(info: HostInfo) -> str:
 
 
 def _addresses_of_machine(info: HostInfo) -> set[str]:
-    """By what to tell one machine from another; those of the loopback interface may be a service's, and on all."""
+    """By what to tell one machine from another; those of the loopback interface may be a service's, and on all.
+
+    So may link-local ones: a server's management controller gives each its own side of a USB cable the same address.
+    """
     nics = [nic for nic in info.nics if not is_decoy(nic.name)]
     real = {address_to_reach(nic) for nic in nics if nic.kind != "loopback"} - {""}
-    return real or {address_to_reach(nic) for nic in nics} - {""}
+    return (
+        {address for address in real if not is_link_local(address)}
+        or real
+        or {address_to_reach(nic) for nic in nics} - {""}
+    )
 
 
 def _is_announced(info: HostInfo, holders: Mapping[str, Sequence[set[str]]]) -> bool:

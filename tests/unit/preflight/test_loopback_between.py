@@ -102,6 +102,17 @@ def test_several_saferuns_of_one_machine_meet_on_loopback() -> None:
     assert loopback_between({number: info("vm", (LO,), ("lo",)) for number in range(2)}) == ()
 
 
+def test_a_link_local_address_that_all_hosts_have_makes_them_no_single_machine() -> None:
+    """That of a management controller's USB interface. Where there is no other address, it tells the hosts apart."""
+    usb = Nic("usb0", ("169.254.3.1",))
+    infos = {number: info(f"node{number}", (LO, usb, *other((ETH0,), number)), ("lo",)) for number in range(2)}
+    assert [result.host for result in loopback_between(infos)] == ["node0", "node1"]
+    for same in (True, False):
+        cable = [Nic("eth0", (f"169.254.3.{1 if same else number}",)) for number in range(2)]
+        infos = {number: info(f"node{number}", (LO, cable[number]), ("lo",)) for number in range(2)}
+        assert len(loopback_between(infos)) == (0 if same else 2)
+
+
 def test_what_a_host_has_said_itself_is_not_said_twice() -> None:
     said = CheckResult("names", "fail", "its own name …", class_name="network_interface")
     infos = {
