@@ -29,12 +29,30 @@ class NcclEnviron(Value):
     Attributes:
         environ: the variables; those of the environment win.
         files: what names the file that a variable is from, by the variable's name.
-        is_complete: whether the user's file, which wins over the system's, could be read.
+        users_file: what names the user's file, which wins over the system's.
+        is_complete: whether that one could be read.
     """
 
     environ: Mapping[str, str]
     files: Mapping[str, str]
-    is_complete: bool
+    users_file: str = ""
+    is_complete: bool = True
+
+    def is_known(self, name: str) -> bool:
+        """Whether it is certain what NCCL gets for a variable, which the user's file may set otherwise."""
+        return self.is_complete or (bool(self.environ.get(name)) and name not in self.files)
+
+    def known(self, name: str) -> str:
+        """The value of a variable; empty where there is none, or it is not certain."""
+        return self.environ.get(name, "") if self.is_known(name) else ""
+
+    def named(self, name: str) -> str:
+        """``NCCL_SOCKET_IFNAME``, or ``NCCL_SOCKET_IFNAME of /etc/nccl.conf``."""
+        return f"{name} of {self.files[name]}" if name in self.files else name
+
+    def without(self, name: str) -> str:
+        """What to do so that a variable is not set: ``unset …``, or ``take … out of /etc/nccl.conf``."""
+        return f"take {name} out of {self.files[name]}" if name in self.files else f"unset {name}"
 
     def where(self, name: str) -> str:
         """`` (from /etc/nccl.conf)`` behind a value that the user does not find in the environment; else nothing."""
@@ -48,7 +66,7 @@ def with_nccl_conf(context: CheckContext) -> NcclEnviron:
     """
     environ = context.environ
     if context.vendor == "none":
-        return NcclEnviron(environ, {}, is_complete=True)
+        return NcclEnviron(environ, {})
     path, system = user_file(environ, context.vendor), system_file(context.vendor)
     own: list[dict[str, str]] = []
     reader = threading.Thread(target=lambda: own.append(variables_in_nccl_files([path])), daemon=True)
@@ -62,7 +80,7 @@ def with_nccl_conf(context: CheckContext) -> NcclEnviron:
         for name, value in found.items():
             if name.startswith("NCCL_") and name not in variables:
                 variables[name], files[name] = value, file
-    return NcclEnviron(variables, files, is_complete)
+    return NcclEnviron(variables, files, users_name, is_complete)
 
 
 def is_switched_on(environ: Mapping[str, str], name: str) -> bool:

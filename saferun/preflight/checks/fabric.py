@@ -116,7 +116,7 @@ def check_fabric(context: CheckContext) -> CheckResult:
 
 def _judge(context: CheckContext, ports: Sequence[Port]) -> CheckResult | None:
     settings = with_nccl_conf(context)
-    value = settings.environ.get(_HCA, "")
+    value = settings.known(_HCA)
     if value and settings.environ.get("NCCL_IB_DISABLE", "0") != "1":
         used = [port for port in ports if fits(port.device, value) and _is_port(port, value)]
         if ports and not used:

@@ -32,14 +32,13 @@ def gather_host_info(context: CheckContext) -> HostInfo:
     # Gloo waits longer for a name, and asks later: a name server that starts or is overloaded may answer by then.
     is_known = gloo.rule == GLOO_IFNAME or lookup.error not in UNCERTAIN
     is_unanswered = not is_known and lookup.error == "unanswered" and not context.nics
-    # NCCL waits for a home directory, and the user's file there wins over the system's.
-    is_nccl_known = settings.is_complete or bool(context.environ.get(NCCL_IFNAME))
     versions, script, relevant = describe_host(context)
     return HostInfo(
         time=time.time(),
         nics=nics,
         gloo=gloo.names if is_known else (),
-        nccl=nccl_choice(nics, environ).names if is_nccl_known else (),
+        # NCCL waits for a home directory, and the user's file there wins over the system's.
+        nccl=nccl_choice(nics, environ).names if settings.is_known(NCCL_IFNAME) else (),
         probed=candidates(nics, environ, context.nics),
         versions=versions,
         script=script,

@@ -47,7 +47,8 @@ def check_interfaces(context: CheckContext) -> CheckResult:
     lookups = _resolve(context, environ)
     own, master = lookups
     gloo = gloo_choice(nics, environ, own.addresses)
-    nccl = nccl_choice(nics, environ)
+    is_nccl_known = settings.is_known(NCCL_IFNAME)
+    nccl = nccl_choice(nics, environ) if is_nccl_known else Choice((), (), "")
     is_known = gloo.rule == GLOO_IFNAME or own.error not in UNCERTAIN
     facts = (
         ("gloo", ",".join(gloo.names) if is_known else ""),
@@ -61,16 +62,17 @@ def check_interfaces(context: CheckContext) -> CheckResult:
         _judge_wanted(context, nics, elsewhere=elsewhere)
         or _judge_gloo(context, gloo, nics, elsewhere=elsewhere)
         or _judge_nccl(context, nccl, settings, nics)
-        or (_judge_reach(context, gloo, nccl, nics) if elsewhere else None)
+        or (_judge_reach(context, gloo, nccl, settings, nics) if elsewhere else None)
     )
     if result is not None:
         return result._replace(facts=facts)
-    by = {GLOO_IFNAME: " (GLOO_SOCKET_IFNAME)", NCCL_IFNAME: " (NCCL_SOCKET_IFNAME)"}
+    by = {GLOO_IFNAME: f" ({GLOO_IFNAME})", NCCL_IFNAME: f" ({settings.named(NCCL_IFNAME)})"}
     why = "takes long to resolve" if own.error == "late" else "cannot be resolved now"
     used = _listed(gloo.names) if is_known else f"the interface of {own.name}, which {why}"
     message = f"gloo would use {used}{by.get(gloo.rule, '')}"
     if context.vendor != "none":
-        message += f", NCCL {_listed(nccl.names)}{by.get(nccl.rule, '')}"
+        unknown = f"what {settings.users_file} may name, which cannot be read now"
+        message += f", NCCL {_listed(nccl.names) if is_nccl_known else unknown}{by.get(nccl.rule, '')}"
     return ok(message, facts)
 
 
@@ -157,7 +159,7 @@ def _judge_nccl(context: CheckContext, nccl: Choice, settings: NcclEnviron, nics
     other_family = {name: value for name, value in environ.items() if name != NCCL_FAMILY}
     if family and nccl_choice(nics, other_family).names:
         message = f"{named} fits no interface with an address of {NCCL_FAMILY}={family}{settings.where(NCCL_FAMILY)}"
-        return _warning(message, f"take {NCCL_FAMILY} away, or name another interface")
+        return _warning(message, f"{settings.without(NCCL_FAMILY)}, or name another interface")
     if value.startswith("^"):
         return _warning(f"{named} leaves no interface for NCCL", _there(nics))
     running = [nic._replace(is_up=True) for nic in nics]
@@ -174,7 +176,9 @@ def _judge_nccl(context: CheckContext, nccl: Choice, settings: NcclEnviron, nics
 # -------------------------------------------------------------------------------------------------- where it leads to
 
 
-def _judge_reach(context: CheckContext, gloo: Choice, nccl: Choice, nics: Sequence[Nic]) -> CheckResult | None:
+def _judge_reach(
+    context: CheckContext, gloo: Choice, nccl: Choice, settings: NcclEnviron, nics: Sequence[Nic]
+) -> CheckResult | None:
     """What leads to no other host by its nature, where there certainly are others."""
     better = [name for name in candidates(nics, {}) if name not in gloo.names]
     hint = f"run with --nic {better[0]}" if better else "name the interface between the hosts with --nic"
@@ -190,7 +194,7 @@ def _judge_reach(context: CheckContext, gloo: Choice, nccl: Choice, nics: Sequen
         return _warning(message, hint)
     if context.vendor == "none" or context.nics or not nccl.names:
         return None
-    named_there = f"{NCCL_IFNAME} names it" if nccl.rule == NCCL_IFNAME else "by its own rules"
+    named_there = f"{settings.named(NCCL_IFNAME)} names it" if nccl.rule == NCCL_IFNAME else "by its own rules"
     if is_loopback(nccl.addresses[0]):
         message = f"NCCL would use {nccl.names[0]} ({named_there}), which leads to no other host"
         return _warning(message, hint)

@@ -100,7 +100,7 @@ def read_gids(root: str, port: Port) -> list[Gid]:
 
 def _wrong_gid(context: CheckContext, settings: NcclEnviron, ports: Sequence[Port]) -> CheckResult | None:
     """The index that was set points to no address, or to one that routers do not know."""
-    value = settings.environ.get(_GID_INDEX, "")
+    value = settings.known(_GID_INDEX)
     named = f"{_GID_INDEX}={value}{settings.where(_GID_INDEX)}"
     if not value.isdecimal() or len(value) > 3:  # noqa: PLR2004 - a port has at most some hundred
         return None
@@ -109,7 +109,7 @@ def _wrong_gid(context: CheckContext, settings: NcclEnviron, ports: Sequence[Por
         if not gids:
             continue
         gid = next((gid for gid in gids if gid.number == int(value) and gid.address), None)
-        hint = f"unset {_GID_INDEX}: NCCL finds the right one, from 2.21 on; `show_gids` shows them"
+        hint = f"{settings.without(_GID_INDEX)}: NCCL finds the right one, from 2.21 on; `show_gids` shows them"
         if gid is None:
             message = f"{named}: {port.name} has no GID there: connections time out"
             return warning(message, hint, class_name="fabric_degraded")

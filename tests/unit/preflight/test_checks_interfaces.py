@@ -374,6 +374,7 @@ def test_a_family_without_addresses_is_named_as_the_reason(monkeypatch: pytest.M
     environ = {"NCCL_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_FAMILY": "AF_INET6"}
     result = check(monkeypatch, CLUSTER, environ, vendor="nvidia")
     assert result.message == "NCCL_SOCKET_IFNAME=ib0 fits no interface with an address of NCCL_SOCKET_FAMILY=AF_INET6"
+    assert result.hint == "unset NCCL_SOCKET_FAMILY, or name another interface"
 
 
 def test_one_name_of_a_list_is_enough_for_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,11 +430,27 @@ def test_what_nccls_own_file_says_counts(monkeypatch: pytest.MonkeyPatch, tmp_pa
     home = {"HOME": str(tmp_path)}
     result = check(monkeypatch, WORKSTATION, home, vendor="nvidia", root=f"{tmp_path}/")
     assert (result.verdict, dict(result.facts)["nccl"]) == ("ok", "eth0")
+    assert result.message.endswith(", NCCL eth0 (NCCL_SOCKET_IFNAME of /etc/nccl.conf)")
     (tmp_path / ".nccl.conf").write_text("NCCL_SOCKET_IFNAME=nope\n")
     result = check(monkeypatch, WORKSTATION, home, vendor="nvidia", root=f"{tmp_path}/")
     assert result.message == "NCCL_SOCKET_IFNAME=nope (from ~/.nccl.conf) fits no interface of this host"
     environ = {**home, "NCCL_SOCKET_IFNAME": "eth0"}
     assert check(monkeypatch, WORKSTATION, environ, vendor="nvidia", root=f"{tmp_path}/").verdict == "ok"
+
+
+def test_what_is_wrong_with_nccls_own_file_is_said_of_that_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Who has not set the variable cannot unset it."""
+    (tmp_path / ".nccl.conf").write_text("NCCL_SOCKET_IFNAME=docker0\n")
+    home = {"HOME": str(tmp_path)}
+    result = check(monkeypatch, WORKSTATION, home, vendor="nvidia", root=f"{tmp_path}/")
+    assert result.message == (
+        "NCCL would use docker0 (NCCL_SOCKET_IFNAME of ~/.nccl.conf names it), which belongs to containers of this host"
+    )
+    (tmp_path / ".nccl.conf").write_text("NCCL_SOCKET_IFNAME=ib0\nNCCL_SOCKET_FAMILY=AF_INET6\n")
+    result = check(monkeypatch, CLUSTER, home, vendor="nvidia", root=f"{tmp_path}/")
+    assert result.hint == "take NCCL_SOCKET_FAMILY out of ~/.nccl.conf, or name another interface"
 
 
 def test_what_a_variable_holds_cannot_write_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,21 @@ def test_devices_that_nccl_does_not_use_do_not_matter(root: Root) -> None:
 def test_an_index_in_nccls_own_file_counts(root: Root) -> None:
     port(root, "mlx5_0", "Ethernet")
     root.write("etc/nccl.conf", "NCCL_IB_GID_INDEX=7\n")
-    assert check(root).message.startswith("NCCL_IB_GID_INDEX=7 (from /etc/nccl.conf): mlx5_0:1 has no GID there")
+    result = check(root)
+    assert result.message.startswith("NCCL_IB_GID_INDEX=7 (from /etc/nccl.conf): mlx5_0:1 has no GID there")
+    assert result.hint.startswith("take NCCL_IB_GID_INDEX out of /etc/nccl.conf: NCCL finds the right one")
     root.write(".nccl.conf", "NCCL_IB_DISABLE=1\n")
     assert check(root, {"HOME": str(root.path)}).verdict == "ok"
+
+
+def test_an_index_that_the_users_file_may_replace_is_no_warning(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in a home directory that does not answer, or no thread can be started to read it."""
+
+    def start(_thread: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    port(root, "mlx5_0", "Ethernet")
+    root.write("etc/nccl.conf", "NCCL_IB_GID_INDEX=7\n")
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert check(root).verdict == "ok"
+    assert check(root, {"NCCL_IB_GID_INDEX": "7"}).verdict == "warn", "a variable wins over both files"

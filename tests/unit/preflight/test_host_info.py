@@ -109,6 +109,11 @@ def test_where_a_home_directory_does_not_answer_it_is_not_known_what_nccl_would_
     monkeypatch.setattr(common, "_FILES_S", 0.01)
     info = gather_host_info(context(tmp_path, vendor="nvidia"))
     assert (info.nccl, info.probed) == ((), ("eth1", "eth0"))
+    result = interfaces.check_interfaces(context(tmp_path, vendor="nvidia"))
+    assert (result.message, dict(result.facts)["nccl"]) == (
+        "gloo would use eth0, NCCL what ~/.nccl.conf may name, which cannot be read now",
+        "",
+    )
     environ = {"HOME": str(tmp_path), "NCCL_SOCKET_IFNAME": "eth0"}
     assert gather_host_info(context(tmp_path, vendor="nvidia", environ=environ)).nccl == ("eth0",)
     answers.set()
