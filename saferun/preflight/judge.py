@@ -61,6 +61,8 @@ def judge(
     faults = fault_results(scene)
     blamed = {result.host for result in faults if result.verdict == "fail"}
     described = {host: info for host, info in infos.items() if info.versions or info.nics or info.probed}
+    # What ``--nic auto`` has found is what gloo is told to use.
+    may_be_on_loopback = any(_may_be_on_loopback(info) for info in infos.values()) and not (AUTO in nics and best)
     results = [
         *_own_results(infos),
         *faults,
@@ -68,7 +70,7 @@ def judge(
         *_missing_results(measured, infos, uses, missing, blamed),
         *_down_results(described, uses),
         *_decoy_results(described, uses, columns),
-        *(loopback_between(infos) if any(_may_be_on_loopback(info) for info in infos.values()) else ()),
+        *(loopback_between(infos) if may_be_on_loopback else ()),
         *skew_results(described, probes),
     ]
     results = _without_consequences(results)

@@ -160,3 +160,24 @@ def test_what_a_host_has_said_of_a_name_that_is_not_answered_is_not_said_twice()
         1: info("node1", other(CLUSTER, 2), ("eth0",), backend="gloo"),
     }
     assert loopback_between(infos) == ()
+
+
+@pytest.mark.parametrize("nics", [(), ("auto",)])
+def test_what_auto_has_found_is_what_gloo_is_told_to_use(nics: tuple[str, ...]) -> None:
+    """No refusal because of what own names would have led it to."""
+    infos = {
+        number: info(f"node{number}", other(CLUSTER, number + 1), ("lo",), backend="gloo", nccl=("eth0",))
+        for number in range(2)
+    }
+    probes = [
+        Probe(a, b, nic, f"10.77.0.{b + 1}", nic, latency_s=1e-4, bytes_s=1e9)
+        for a, b in ((0, 1), (1, 0))
+        for nic in ("eth0", "ib0")
+    ]
+    found = judge(infos, probes, missing={}, nics=nics, remeasured=True, duration_s=0.1)
+    refused = [result.message for result in found.results if result.verdict == "fail"]
+    if nics:
+        assert refused == []
+        assert found.nic
+    else:
+        assert set(refused) == {"gloo would listen on loopback, where no other host reaches it"}
