@@ -266,6 +266,7 @@ class Job(JobSender, SharedStore):
             sharing=SecretSharing(base, required=config.sign_messages == "required"),
             left_out=tuple(left_out) if config.hosts.spares and self.leads else (),
             succeeds=succeeds,
+            has_met=self.joined_attempt >= 0,
         )
         message = {"op": "join", **request._asdict()}
         if self._secret is not None and self.is_head:

@@ -57,6 +57,7 @@ class Assignment(Value):
         host_infos: what all hosts found out about themselves, with their probe endpoints; for the leader.
         spares: the names of the hosts that wait to take the place of one; for the leader all of them.
         replacements: which hosts have lost their places to spares without a decision; likewise.
+        has_begun: whether some of the hosts have met before: the job may have run without this one.
     """
 
     placement: Placement
@@ -69,6 +70,7 @@ class Assignment(Value):
     host_infos: tuple[HostInfoText, ...] = ()
     spares: tuple[str, ...] = ()
     replacements: tuple[Replacement, ...] = ()
+    has_begun: bool = False
 
 
 class AbortReason(Value):

@@ -135,6 +135,7 @@ class JoinRequest(Value):
         spares: how many hosts beside the ``most`` of the job wait to take the place of one.
         succeeds: whether the first host is gone or left out, so that a spare leads from now on.
         left_out: on the leader: the hosts, by their numbers in the last attempt, that are not waited for any more.
+        has_met: whether this process has met the other hosts of its job before.
     """
 
     backend: Text
@@ -166,6 +167,7 @@ class JoinRequest(Value):
     spares: Number = 0
     succeeds: bool = False
     left_out: Annotated[tuple[int, ...], list_of(Host, MOST_HOSTS)] = ()
+    has_met: bool = False
 
 
 class EndNote(Value):
@@ -256,7 +258,7 @@ class Joined(Value):
     the local rank of the task's first rank. ``signed``: by which secret messages are signed, else ``unsigned_why``.
     A host that waits as a spare has a number behind those of the ``hosts``; ``successors`` are those that may lead. The
     leader gets all of them as ``spare_peers``, and as ``replacements`` what has become of the hosts whose places spares
-    have taken since the last attempt.
+    have taken since the last attempt. ``has_begun``: whether some of the hosts have met before.
     """
 
     attempt: Number
@@ -287,3 +289,4 @@ class Joined(Value):
     spare_peers: Annotated[tuple[Peer, ...], list_of(Peer, MOST_HOSTS, skips=True)] = ()
     successors: Annotated[tuple[str, ...], list_of(Line, _MOST_ADDRESSES)] = ()
     replacements: Annotated[tuple[Replacement, ...], list_of(Replacement, MOST_HOSTS, skips=True)] = ()
+    has_begun: bool = False

@@ -96,6 +96,7 @@ class HostRecord(Value):
     for how many hosts it was started. ``port`` is the one that others probe. ``born`` is unique to the process.
     ``host_info``: what it found out about itself, for the leader; ``probe_endpoint``: how others can probe it; empty:
     there is nothing to be probed. ``full``: whether all pairs of hosts are to be probed, if this is the leader's.
+    ``has_met``: whether it has met the others before, as its supervisor knows: its coordinator may be another one.
     """
 
     name: Name
@@ -110,6 +111,7 @@ class HostRecord(Value):
     host_info: Annotated[str, text_of(_LONGEST_INFO)] = ""
     probe_endpoint: Endpoint = ""
     full: bool = False
+    has_met: bool = False
 
 
 class TaskAssignment(Value):
@@ -148,7 +150,8 @@ class HostAssignment(Value):
     ``probe_endpoints``: the hosts that it is to probe. ``checked``: whether the leader
     looks at what the hosts find, before any rank is started. ``spares``: how many hosts without ranks there are; their
     numbers follow those of the ``hosts``. ``successors``: the first of them; ``order``, for these alone: the node
-    ranks that all hosts were started with, in order of their numbers.
+    ranks that all hosts were started with, in order of their numbers. ``has_begun``: whether some host has met others
+    before; the attempt's number does not say so, since each host counts starts of its own that have failed.
     """
 
     attempt: Attempt
@@ -167,6 +170,7 @@ class HostAssignment(Value):
     spares: Annotated[int, number_of(MOST_HOSTS)] = 0
     successors: Annotated[tuple[Successor, ...], _successors] = ()
     order: Annotated[tuple[int, ...], _seats] = ()
+    has_begun: bool = False
 
     @property
     def is_spare(self) -> bool:
@@ -199,6 +203,7 @@ def assign(records: Sequence[HostRecord], spares: int = 0, order: Sequence[int] 
     successors = tuple(Successor(one.name, one.addresses, one.port) for one in records[hosts:][:MOST_SUCCESSORS])
     attempt = max(record.attempt for record in records)
     restarts = max(record.restarts for record in records)
+    has_begun = any(record.has_met for record in records)
     labels = label_hosts([record.name for record in records])
     role_sizes: Counter[str] = Counter()
     for record in records[:hosts]:
@@ -239,6 +244,7 @@ def assign(records: Sequence[HostRecord], spares: int = 0, order: Sequence[int] 
                 spares=spares,
                 successors=successors,
                 order=tuple(order) if 0 <= host - hosts < MOST_SUCCESSORS else (),
+                has_begun=has_begun,
             )
         )
     return assignments

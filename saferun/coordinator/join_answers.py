@@ -45,6 +45,7 @@ def join_answers(result: RendezvousResult, task: int, share: TaskAssignment) -> 
         peers=hosts.peers,
         spare_peers=result.spare_peers if is_leader else (),
         replacements=result.replacements,
+        has_begun=assignment.has_begun,
         successors=tuple(one.name for one in assignment.successors),
         **signed_fields(result.client.signer),
     )

@@ -230,6 +230,7 @@ class RendezvousRound:
             host_info=head.host_info,
             probe_endpoint=head.probe_endpoint,
             full=head.full,
+            has_met=any(join.has_met for join in self._joins.values()),
         )
 
     # ---------------------------------------------------------------------------------------------------------- waiting

@@ -114,8 +114,7 @@ class AttemptSetup:
             task=local_rank,
             tasks=tasks,
             hosts=(*(peer.label for peer in context.job.peers.values()), *assignment.spares),
-            # Also where this host itself counts so many attempts: its own starts may have failed meanwhile.
-            is_late=self._config.hosts.spans_hosts and assignment.number > 0,
+            is_late=assignment.has_begun,
         )
         context.investigation.log.host = context.host
         if assignment.replacements:

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import saferun.cluster
 import saferun.coordinator
+from saferun.cluster.job_values import Assignment
 from saferun.model import ExitStatus, JsonObject
 from saferun.supervisor.machine import State
 from tests.fleet.virtual_host import FleetHost, VirtualWatch
@@ -80,6 +81,7 @@ class Fleet:
         self.stopped_at: float | None = None  # when the ranks stopped to move
         self.last_end_at = 0.0
         self.entries: dict[int, list[JsonObject]] = {}  # of the job's log, by attempt
+        self.first_met = 1 << 20  # the attempt for which hosts have met for the first time
         self.clock_events: dict[int, float] = {}
         self.hosts: list[FleetHost] = []
         for number in range(count):
@@ -238,6 +240,12 @@ class Fleet:
         kinds = [one["kind"] for one in log]
         if kinds.count("decision") > 1 or kinds.count("abort") > 1:
             raise LawError(f"an attempt is ended twice: {kinds}")
+
+    def note_meeting(self, host: FleetHost, assignment: Assignment) -> None:
+        """A host has met the others: it knows whether some of them have met before."""
+        self.first_met = min(self.first_met, assignment.number)
+        if assignment.has_begun != (assignment.number > self.first_met):
+            raise LawError(f"{host.name} has {assignment}, and attempt {self.first_met} was the first one")
 
     def note_running(self, host: FleetHost) -> None:
         """The ranks of a host run: all that run are in the same attempt, but for hosts that stand still."""

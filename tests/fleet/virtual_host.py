@@ -373,6 +373,7 @@ class FleetHost(Host):
 
     def _on_assigned(self, assignment: Assignment) -> None:
         now, attempt = self.fleet.simulation.now, self.supervisor.attempt
+        self.fleet.note_meeting(self, assignment)
         self.log, self.is_waiting = [], not assignment.placement.ranks
         if assignment.checked and not self.is_waiting:
             checks: Any = SimpleNamespace(probe=self._probe, results=(), duration_s=0.0)

@@ -190,6 +190,18 @@ def test_a_request_to_join_is_what_the_coordinator_reads(rank: int | None) -> No
     assert (request.record.host_info, request.record.probe_endpoint) == ("what it knows", "where it listens")
 
 
+def test_a_host_that_joins_says_whether_it_has_met_the_others_before() -> None:
+    """A start that failed before that is no meeting."""
+    listening = Listening()
+    requests = list[JoinRequest]()
+    for attempt in (1, 2):
+        listening.job.join(JoinHosts(attempt))
+        requests.append(fit(JoinRequest, sent(listening.channel.sent[-1])))
+        listening.hear(**{**JOINED, "attempt": attempt, "has_begun": attempt > 1})
+    assert [request.has_met for request in requests] == [False, True]
+    assert [assignment.has_begun for assignment in listening.assignments] == [False, True]
+
+
 def test_what_the_hosts_agreed_on_is_what_each_of_them_reads() -> None:
     """Of ten thousand hosts, too: the leader has them all."""
     count = 10_000

@@ -39,6 +39,7 @@ RECORDS = st.builds(
     restarts=st.integers(0, 99),
     most=st.integers(1, 8),
     born=NAMES,
+    has_met=st.booleans(),
 )
 JOBS = st.lists(RECORDS, min_size=1, max_size=6)
 
@@ -72,6 +73,13 @@ def test_the_job_takes_the_highest_attempt(records: list[HostRecord]) -> None:
     assignments = assign(records)
     assert {assignment.attempt for assignment in assignments} == {max(record.attempt for record in records)}
     assert {assignment.restarts for assignment in assignments} == {max(record.restarts for record in records)}
+
+
+@given(JOBS)
+def test_a_job_has_begun_where_a_host_has_met_others_before(records: list[HostRecord]) -> None:
+    """Whatever the attempts' numbers, which each host counts by itself: another one may join for the first time."""
+    has_begun = any(record.has_met for record in records)
+    assert {assignment.has_begun for assignment in assign(records)} == {has_begun}
 
 
 @given(st.lists(st.sampled_from(["a", "b", "a.0", "a.1", "a.2", "a.1.1", "b.3"]), min_size=1, max_size=7))

@@ -168,23 +168,18 @@ def test_the_leader_names_all_other_hosts_and_spares_to_the_run_directory() -> N
     assert set(context.run_dir.join.call_args.kwargs["hosts"]) == {"node2", "node3", "node4"}
 
 
-@pytest.mark.parametrize(
-    ("hosts", "number", "is_late"),
-    [(HostsConfig(most=2), 0, False), (HostsConfig(most=2), 1, True), (HostsConfig(), 1, False)],
-    ids=["the first attempt", "a later one", "of one host alone"],
-)
-@pytest.mark.parametrize("asked", [0, 1])
-def test_a_host_whose_first_attempt_is_not_that_of_the_job_comes_late(
-    hosts: HostsConfig, number: int, asked: int, *, is_late: bool
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_host_comes_late_where_others_have_met_before_and_not_by_the_number_of_the_attempt(
+    number: int, *, has_begun: bool
 ) -> None:
-    """Also where it has counted as many attempts by itself: after a kill, its port may be in use for a moment."""
+    """A start that failed before the first meeting counts: a port may be in use for a moment when a job is repeated."""
     context = MagicMock()
-    context.current = HostAttempt(asked)
     setup: Any = AttemptSetup.__new__(AttemptSetup)
-    setup.__dict__.update(_context=context, _config=SimpleNamespace(hosts=hosts))
+    setup.__dict__.update(_context=context, _config=SimpleNamespace(hosts=HostsConfig(most=2)))
     setup.__dict__.update(_preparation=lambda _placement: None)
-    setup.on_assigned(ASSIGNMENT._replace(number=number))
-    assert context.run_dir.join.call_args.kwargs["is_late"] == is_late
+    setup.on_assigned(ASSIGNMENT._replace(number=number, has_begun=has_begun))
+    assert context.run_dir.join.call_args.kwargs["is_late"] == has_begun
 
 
 def test_where_no_diagnosis_came_in_time_other_hosts_and_the_error_file_have_the_first_failure_as_well() -> None:
