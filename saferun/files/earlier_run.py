@@ -10,7 +10,6 @@ import os
 import stat
 import time
 from collections.abc import Collection, Iterable
-from itertools import islice
 
 from saferun.errors import suppress
 from saferun.files.run_files import (
@@ -19,6 +18,7 @@ from saferun.files.run_files import (
     UNHEARD_S,
     RunRecord,
     has_ended,
+    host_names,
     living_records,
     names_in,
     open_below,
@@ -44,6 +44,7 @@ _EVENTS = "events.jsonl"  # which each host has, and no run directory
 _MOST_NUMBERS = 3
 _MOST_NAMES = 20_000
 _OTHERS_S = 1.0  # less than the launch waits for its run directory
+_TOO_LONG = f"not all of its directories could be read within {_OTHERS_S:g} s"
 # What a saferun writes behind its run.json at its end comes within that.
 _LAG_S = 5.0
 _BLOCK_BYTES = 1 << 20
@@ -92,7 +93,11 @@ def set_aside(fd: int, host: str, *, leads: bool, hosts: Collection[str] = ()) -
     found = [name for name in names if _exists(fd, name) and (name, _identity(fd, name)) not in own]
     if not found or not records:
         return SetAside()
-    living = [record for record in records if not has_ended(fd, record)] or _others_of(fd, records, deadline)
+    living = [record for record in records if not has_ended(fd, record)]
+    try:
+        living = living or _others_of(fd, records, top, deadline if leads else None)
+    except TimeoutError:
+        return SetAside(left=_TOO_LONG)
     if living:
         return SetAside(unheard_s=min(unheard_s(fd, record) for record in living))
     if leads and read_record(fd) != top:  # a run of another host has begun here meanwhile
@@ -105,14 +110,31 @@ def set_aside(fd: int, host: str, *, leads: bool, hosts: Collection[str] = ()) -
     is_all = True
     if hosts and top is not None:
         is_all = _move_other_hosts(fd, earlier, top, host, {host, *hosts}, deadline)
-    left = "" if is_all else f"not all of its directories could be read within {_OTHERS_S:g} s"
+    left = "" if is_all else _TOO_LONG
     return SetAside(earlier if moved else "", None, left)
 
 
-def _others_of(fd: int, records: Iterable[RunRecord], deadline: float) -> list[RunRecord]:
-    """The hosts with which the run of a host that left it goes on: an elastic job. All that are found in time."""
+def _others_of(fd: int, records: Iterable[RunRecord], top: RunRecord | None, deadline: float | None) -> list[RunRecord]:
+    """The hosts with which the run of a host that left it goes on: an elastic job.
+
+    Args:
+        fd: the run directory.
+        records: those of the host, which have ended.
+        top: the run.json of the whole job.
+        deadline: until when all hosts are looked at, in monotonic seconds; None: only the one that leads the run is. A
+            thousand hosts that begin at once would ask the file server for a thousand directories each.
+
+    Raises:
+        TimeoutError: it takes longer.
+    """
     left = [record.end.time for record in records if record.end is not None and record.end.is_of_one_host]
-    return [one for one in living_records(fd, until=deadline) if one.started_at < max(left)] if left else []
+    if not left:
+        return []
+    if deadline is not None:
+        living = living_records(fd, until=deadline)
+    else:
+        living = [top] if top is not None and top.end is None and not has_ended(fd, top) else []
+    return [one for one in living if one.started_at < max(left)]
 
 
 def _records_as_leader(fd: int, host: str, top: RunRecord | None) -> tuple[list[RunRecord], str]:
@@ -200,18 +222,16 @@ def _move_other_hosts(
     # What a job of one host finds may be of a job beside it that has just ended (a job array).
     if (len(hosts) == 1 and top.host != host) or read_record(fd, run_json) != top:
         return True
-    ended_at, names = 0.0, list[str]()
+    ended_at = 0.0
     with suppress(OSError):
         ended_at = _written_at(fd, run_json)
-    with suppress(OSError), os.scandir(fd) as entries:
-        for entry in islice(entries, _MOST_NAMES):
-            if time.monotonic() > deadline:
-                return False
-            if entry.is_dir(follow_symlinks=False) and entry.name not in hosts and not entry.name.startswith(EARLIER):
-                names.append(entry.name)
-    for name in names:
-        if time.monotonic() > deadline:
-            return False
+    names = iter(host_names(fd, deadline))
+    while time.monotonic() < deadline:
+        name = next(names, "")
+        if not name:
+            return True
+        if name in hosts:
+            continue
         below = open_below(fd, name) if _is_file(fd, f"{name}/{_EVENTS}") else -1
         if below < 0:
             continue
@@ -223,7 +243,7 @@ def _move_other_hosts(
                     _move(fd, name, earlier)
         finally:
             os.close(below)
-    return True
+    return False
 
 
 def _is_over(below: int, name: str, top: RunRecord, ended_at: float, now: float) -> bool:

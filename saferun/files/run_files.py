@@ -32,6 +32,9 @@ UNHEARD_S = 5 * BEAT_S
 # A job may be suspended over a holiday, its writer process may have been given up or have no access to the file system
 # any more (credentials that have expired), and clocks differ.
 _SURELY_UNHEARD_S = 14 * 24 * 3600.0
+# How long after the first hosts of a job were stopped the last ones may write that were stopped with them, until they
+# are killed. Slurm's KillWait is 30 s.
+_STOPPING_S = 35.0
 _LONGEST_JSON = 16 << 20
 _LONGEST_NAME = 200
 _LONGEST_TEXT = 1000
@@ -71,6 +74,7 @@ class RunRecord(Value):
         end: None while it runs, or it was killed.
         slurm_job: the id of the job of Slurm that it belongs to; empty: of none.
         rendezvous_id: the id of the rendezvous, the same on all hosts of a job; jobs may share it.
+        written_at: when it was written, by the clock of the file server.
     """
 
     run_id: str
@@ -83,6 +87,7 @@ class RunRecord(Value):
     control_socket: str = ""
     slurm_job: str = ""
     rendezvous_id: str = ""
+    written_at: float = 0.0
 
 
 class RunState(Value):
@@ -124,10 +129,10 @@ def read_state(fd: int, now: float | None = None) -> RunState:
     if not records:
         return RunState("unknown")
     record = records[0]
-    if record.end is not None and record.end.is_of_one_host and (living := living_records(fd, now)):
-        # Another host leads now: what it wrote before is below its name.
-        records, record = living, living[0]
     end = record.end
+    if end is not None and end.is_of_one_host and (living := living_records(fd, now)):
+        # Another host leads now: what it wrote before is below its name.
+        records, record, end = living, living[0], None
     if end is not None:
         return RunState(end.outcome, end.headline, record)
     if not any(_lives(fd, one, now, UNHEARD_S) for one in records):
@@ -139,20 +144,27 @@ def read_state(fd: int, now: float | None = None) -> RunState:
 def living_records(fd: int, now: float | None = None, until: float = math.inf) -> list[RunRecord]:
     """The saferuns of a run that live, as far as is known, the one that leads the job first.
 
+    Where its leader was stopped, a host that is silent from then on has ended: all hosts of a job are stopped together.
+
     Args:
         fd: its directory.
         now: seconds since the epoch.
-        until: when to stop looking for more, in monotonic seconds.
+        until: how long it may take, in monotonic seconds.
+
+    Raises:
+        TimeoutError: it has taken longer.
     """
     now = time.time() if now is None else now
     record = read_record(fd)
     living: list[RunRecord] = []
     records = [record] if record is not None else []
-    for host in (None, *host_names(fd)):
-        if time.monotonic() > until:
-            break
+    end = record.end if record is not None else None
+    stopped_at = record.written_at if record is not None and end is not None and end.outcome == "stopped" else 0.0
+    for host in (None, *host_names(fd, until)):
         found = _parts(fd, host) if host is not None else records
-        living += [one for one in found if one.end is None and _lives(fd, one, now, UNHEARD_S)]
+        living += [one for one in found if one.end is None and _lives(fd, one, now, UNHEARD_S, stopped_at)]
+        if time.monotonic() > until:
+            raise TimeoutError
     return living
 
 
@@ -166,11 +178,14 @@ def may_live(fd: int, now: float | None = None) -> bool:
     return not records or any(_lives(fd, one, now, _SURELY_UNHEARD_S) for one in records)
 
 
-def _lives(fd: int, record: RunRecord, now: float, unheard_s: float) -> bool:
+def _lives(fd: int, record: RunRecord, now: float, unheard_s: float, stopped_at: float = 0.0) -> bool:
     living = is_living(record.process) if record.process is not None else None
-    if living is not None:
-        return living
-    return record.end is None and now - _heard_at(fd, record.host) < unheard_s
+    if living is not None or record.end is not None:
+        return bool(living)
+    heard_at = _heard_at(fd, record.host)
+    # A saferun that goes on when others of its job are stopped is heard of after that, a beat later at the latest.
+    has_ended = heard_at <= stopped_at + _STOPPING_S < now - BEAT_S
+    return not has_ended and now - heard_at < unheard_s
 
 
 def _heard_at(fd: int, host: str) -> float:
@@ -189,15 +204,15 @@ def _heard_at(fd: int, host: str) -> float:
     return max(times)
 
 
-def host_names(fd: int) -> list[str]:
-    """The names of the hosts that have files here, sorted."""
+def host_names(fd: int, until: float = math.inf) -> list[str]:
+    """The names of the hosts that have files here, sorted: all that are found ``until`` then, in monotonic seconds."""
     names = []
-    for name in names_in(fd, _MOST_HOSTS):
-        if name.startswith(EARLIER):
-            continue
-        with suppress(OSError):
-            if stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
-                names.append(name)
+    with suppress(OSError), os.scandir(fd) as entries:
+        for entry in islice(entries, _MOST_HOSTS):
+            if time.monotonic() > until:
+                break
+            if not entry.name.startswith(EARLIER) and entry.is_dir(follow_symlinks=False):
+                names.append(entry.name)
     return sorted(names)
 
 
@@ -241,7 +256,8 @@ def _parts(fd: int, host: str) -> Iterator[RunRecord]:
 def read_record(fd: int, name: str = RUN_JSON) -> RunRecord | None:
     """What a run.json says; None: there is none, or it is malformed."""
     try:
-        return _record(read_json(fd, name))
+        content, written_at = _read_json(fd, name, _LONGEST_JSON)
+        return _record(content, written_at)
     except (OSError, *MALFORMED):
         return None
 
@@ -253,13 +269,19 @@ def read_json(fd: int, path: str, longest: int = _LONGEST_JSON) -> Any:  # noqa:
         OSError: it cannot be read, or is no regular file.
         One of ``MALFORMED``: it is not JSON, or too long.
     """
+    return _read_json(fd, path, longest)[0]
+
+
+def _read_json(fd: int, path: str, longest: int) -> tuple[Any, float]:
+    # It is opened: then NFS asks its server for the time, where ``stat`` may take what it knows.
     file = os.open(path, os.O_RDONLY | CAREFULLY, dir_fd=fd)
     with open(file, "rb") as stream:
-        check_regular(os.fstat(file), path)
-        return loads(stream.read(longest + 1), longest=longest)
+        status = os.fstat(file)
+        check_regular(status, path)
+        return loads(stream.read(longest + 1), longest=longest), status.st_mtime
 
 
-def _record(content: JsonObject) -> RunRecord:
+def _record(content: JsonObject, written_at: float) -> RunRecord:
     process, end = content.get("process"), content.get("end")
     return RunRecord(
         run_id=display_text(content["run_id"], _LONGEST_NAME),
@@ -272,6 +294,7 @@ def _record(content: JsonObject) -> RunRecord:
         control_socket=text(content.get("control_socket", ""), _LONGEST_NAME),
         slurm_job=_digits(content.get("slurm_job", "")),
         rendezvous_id=display_text(content.get("rendezvous_id", ""), _LONGEST_TEXT),
+        written_at=written_at,
     )
 
 

@@ -249,7 +249,7 @@ def test_where_there_is_no_time_to_look_at_all_hosts_a_line_says_so(
     (earlier,) = tmp_path.glob("earlier-*")
     (warning,) = warnings
     moved = f"{tmp_path} had the files of an earlier run: they are in {earlier} now"
-    left = f"those of some other hosts may still be in {tmp_path}: not all of its directories could be read within 0 s"
+    left = f"those of some other hosts may still be in {tmp_path}: not all of its directories could be read within 1 s"
     assert warning == f"{moved}; {left}"
     assert "node2/events.jsonl" in files_in(tmp_path)
 
@@ -307,11 +307,49 @@ def test_of_a_job_that_goes_on_without_its_host_another_run_there_moves_nothing(
         write_record(path / "run.json", host, end=end)
     if not leads:
         (tmp_path / "run.json").rename(tmp_path / "node1" / "run.json")
-    write_record(tmp_path / "node2" / "run.json", "node2", process=HERE, ended=False)
+    write_record((tmp_path / "node2" if leads else tmp_path) / "run.json", "node2", process=HERE, ended=False)
     before = files_in(tmp_path)
     aside = set_aside(tmp_path, "node1", leads=leads, hosts=["node1", "node2"] if leads else ())
     assert aside == SetAside(unheard_s=0)
     assert files_in(tmp_path) == before
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_a_job_that_was_stopped_because_a_host_died_is_set_aside(tmp_path: Path, *, leads: bool) -> None:
+    """Its record has no end. The scheduler has stopped the others, and starts the job again two minutes later."""
+    end, at = {**END, "outcome": "stopped", "time": time.time() - 120}, time.time() - 120
+    for host in ("node1", "node2", "node3"):
+        write_host(tmp_path, host, leads=host == "node1")
+        write_record((tmp_path / host if host != "node1" else tmp_path) / "run.json", host, end=end)
+    write_record(tmp_path / "node3" / "run.json", "node3", ended=False)
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (at, at))
+    host = "node1" if leads else "node2"
+    assert set_aside(tmp_path, host, leads=leads, hosts=["node1", "node2"] if leads else ()).name
+    assert not (tmp_path / host).exists()
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_the_leader_alone_looks_at_all_hosts_and_moves_nothing_where_that_takes_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, leads: bool
+) -> None:
+    """A host that has not been looked at may live; a thousand hosts that look at a thousand each stop a file server."""
+    end, opened = {**END, "outcome": "left"}, list[object]()
+    for host in ("node1", "node2", "node3"):
+        write_host(tmp_path, host, leads=host == "node1")
+        write_record((tmp_path / host if host != "node1" else tmp_path) / "run.json", host, end=end)
+    write_record(tmp_path / "node3" / "run.json", "node3", process=HERE, ended=False)
+    before, real = files_in(tmp_path), os.open
+    monkeypatch.setattr(earlier_run, "_OTHERS_S", 0)
+    monkeypatch.setattr(os, "open", lambda path, *rest, **more: opened.append(path) or real(path, *rest, **more))
+    host = "node1" if leads else "node2"
+    aside = set_aside(tmp_path, host, leads=leads, hosts=["node1", "node2"] if leads else ())
+    assert "node3" not in opened
+    if leads:
+        assert aside == SetAside(left="not all of its directories could be read within 1 s")
+        assert files_in(tmp_path) == before
+    else:
+        assert aside.name
 
 
 @pytest.mark.parametrize("process", [HERE, GONE, ELSEWHERE], ids=["alive", "killed", "on another boot"])

@@ -102,6 +102,33 @@ def test_a_run_whose_leader_has_left_lives_while_another_host_does(
     assert state_of(path).name == name
 
 
+@pytest.mark.parametrize(
+    ("outcome", "stopped_s", "heard_s", "name"),
+    [
+        ("stopped", 120, 130, "stopped"),
+        ("stopped", 120, 90, "stopped"),
+        ("stopped", 120, 60, "running"),
+        ("stopped", 60, 70, "running"),
+        ("left", 120, 130, "running"),
+    ],
+    ids=["silent since", "killed with it", "heard since", "it is too early", "the leader left"],
+)
+def test_a_host_that_is_silent_since_its_leader_was_stopped_has_ended(
+    tmp_path: Path, outcome: str, stopped_s: float, heard_s: float, name: str
+) -> None:
+    """A host dies, and the scheduler stops the others. One that goes on is heard of every minute."""
+    path = make_run(tmp_path, NAME, end=(143, outcome), age_s=stopped_s)
+    part = json.loads((path / "run.json").read_text())
+    (path / "node2").mkdir()
+    elsewhere = {**part, "host": "node2", "process": ELSEWHERE._asdict(), "end": None}
+    (path / "node2" / "run.json").write_text(json.dumps(elsewhere))
+    (path / "node2" / "events.jsonl").touch()
+    at = time.time() - heard_s
+    for changed in (path / "node2" / "events.jsonl", path / "node2"):
+        os.utime(changed, (at, at))
+    assert state_of(path).name == name
+
+
 def test_a_hang_that_goes_on_is_the_state(tmp_path: Path) -> None:
     path = make_run(tmp_path, NAME, process=HERE, end=None)
     hang = {"kind": "hang", "outcome": "continued", "headline": "rank 1 \x1b[2J waits"}
