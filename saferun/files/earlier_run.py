@@ -82,7 +82,7 @@ def set_aside(fd: int, host: str, *, leads: bool, hosts: Collection[str] = ()) -
     below = open_below(fd, host)
     if below >= 0:
         try:
-            records += run_records(below, host)
+            records += [record._replace(host=host) for record in run_records(below)]
         finally:
             os.close(below)
     earlier = ""

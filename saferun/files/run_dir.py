@@ -240,6 +240,11 @@ class RunDirectory:
             call()
 
     @property
+    def host(self) -> str:
+        """The name of this host's directory: once that has been made, it keeps it, whatever the job calls the host."""
+        return self._host
+
+    @property
     def is_part(self) -> bool:
         """Whether files about the whole job are written elsewhere."""
         return self._is_part

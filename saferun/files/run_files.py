@@ -10,7 +10,6 @@ import math
 import os
 import stat
 import time
-from collections.abc import Iterator
 from itertools import islice
 
 from saferun.errors import suppress
@@ -66,7 +65,7 @@ class RunRecord(Value):
     Attributes:
         run_id: the run's.
         command: saferun's arguments.
-        host: the name of its host in the job.
+        host: the name of its host's directory.
         process: its saferun; None: not known.
         started_at: seconds since the epoch; 0: not known.
         directory: the name that saferun gave to the directory; empty: the user chose it.
@@ -174,7 +173,7 @@ def may_live(fd: int, now: float | None = None) -> bool:
     record = read_record(fd)
     records = [record] if record is not None else []
     for host in host_names(fd):
-        records += _parts(fd, host)
+        records += _parts(fd, host, is_any=True)
     return not records or any(_lives(fd, one, now, _SURELY_UNHEARD_S) for one in records)
 
 
@@ -224,11 +223,10 @@ def open_below(fd: int, host: str) -> int:
         return -1
 
 
-def run_records(below: int, host: str) -> list[RunRecord]:
+def run_records(below: int) -> list[RunRecord]:
     """The run.json files of the saferun processes of a host that do not lead the job. ``below``: its directory."""
     names = [name for name in names_in(below, _MOST_FILES) if name.startswith("run") and name.endswith(".json")]
-    records = (read_record(below, name) for name in names)
-    return [record._replace(host=host) for record in records if record is not None]
+    return [record for name in names if (record := read_record(below, name)) is not None]
 
 
 def has_ended(fd: int, record: RunRecord) -> bool:
@@ -243,14 +241,16 @@ def unheard_s(fd: int, record: RunRecord) -> float:
     return max(time.time() - _heard_at(fd, record.host), 1.0)
 
 
-def _parts(fd: int, host: str) -> Iterator[RunRecord]:
-    below = open_below(fd, host)
+def _parts(fd: int, name: str, *, is_any: bool = False) -> list[RunRecord]:
+    """The records of a host. ``is_any``: also of another run whose directory this is."""
+    below = open_below(fd, name)
     if below < 0:
-        return
+        return []
     try:
-        yield from run_records(below, host)
+        records = run_records(below)
     finally:
         os.close(below)
+    return [record._replace(host=name) for record in records if is_any or record.host in {"", name}]
 
 
 def read_record(fd: int, name: str = RUN_JSON) -> RunRecord | None:

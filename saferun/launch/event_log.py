@@ -128,7 +128,7 @@ class EventLog:
                 self._context.config,
                 cwd=current_directory(),
                 run_id=self._context.run_id,
-                host=self._context.host,
+                host=self._context.run_dir.host,
                 hostname=os.uname().nodename,
                 process=self._process,
                 started_at=self._started_at,

@@ -62,7 +62,7 @@ def run_description(
         config: the launch.
         cwd: the directory that it was started in.
         run_id: what marks its processes.
-        host: this host's name in the job.
+        host: the name of this host's directory, which is its name in the job where that is one of a file.
         hostname: what it calls itself.
         process: the supervisor.
         started_at: seconds since the epoch.

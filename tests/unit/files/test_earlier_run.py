@@ -314,6 +314,15 @@ def test_of_a_job_that_goes_on_without_its_host_another_run_there_moves_nothing(
     assert files_in(tmp_path) == before
 
 
+def test_a_run_below_the_directory_that_lives_holds_back_nothing_and_stays(tmp_path: Path) -> None:
+    """An evaluation beside a training that was stopped: ``--run-dir exp`` and ``--run-dir exp/eval``."""
+    write_host(tmp_path, "node1", leads=True)
+    write_record(tmp_path / "run.json", "node1", end={**END, "outcome": "stopped", "time": time.time()})
+    inner = make_run(tmp_path, "eval", process=HERE, end=None)
+    assert set_aside(tmp_path, "node1", leads=True, hosts=["node1"]).name
+    assert (inner / "run.json").exists()
+
+
 @pytest.mark.parametrize("leads", [False, True])
 def test_a_job_that_was_stopped_because_a_host_died_is_set_aside(tmp_path: Path, *, leads: bool) -> None:
     """Its record has no end. The scheduler has stopped the others, and starts the job again two minutes later."""
@@ -374,6 +383,18 @@ def test_a_host_that_comes_to_a_job_which_has_run_moves_nothing_and_warns_of_not
     assert before <= files_in(tmp_path)
     assert not list(tmp_path.glob("earlier-*"))
     assert warnings == []
+
+
+def test_a_record_names_the_directory_of_its_host_whatever_the_job_calls_it_later(tmp_path: Path) -> None:
+    """Two hosts of one name have another one while both are there; a record of another name is another run's."""
+    run_dir = RunDirectory(
+        str(tmp_path), wanted=True, host="node1", run_id="0123456789abcdef", warn=print, files=DirectFiles()
+    )
+    run_dir.join("", host="node1.0", is_part=False)
+    run_dir.open()
+    run_dir.join("", host="node1", is_part=False)
+    assert run_dir.host == "node1.0" == os.path.basename(run_dir.host_path or "")
+    run_dir.close()
 
 
 def test_the_first_meeting_says_whether_the_job_has_run_before(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from saferun.files.run_files import may_live, open_run, read_record, read_state, size_bytes
+from saferun.files.run_files import living_records, may_live, open_run, read_record, read_state, size_bytes
 from tests.unit.described_runs import ELSEWHERE, GONE, HERE, make_run
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ def test_a_run_whose_leader_has_left_lives_while_another_host_does(
     path = make_run(tmp_path, NAME, end=(0, outcome))
     part = json.loads((path / "run.json").read_text())
     (path / "node2").mkdir()
-    (path / "node2" / "run.json").write_text(json.dumps({**part, "process": process._asdict(), "end": None}))
+    other = {**part, "host": "node2", "process": process._asdict(), "end": None}
+    (path / "node2" / "run.json").write_text(json.dumps(other))
     assert state_of(path).name == name
 
 
@@ -127,6 +128,20 @@ def test_a_host_that_is_silent_since_its_leader_was_stopped_has_ended(
     for changed in (path / "node2" / "events.jsonl", path / "node2"):
         os.utime(changed, (at, at))
     assert state_of(path).name == name
+
+
+@pytest.mark.parametrize("end", [(143, "stopped"), None])
+def test_a_run_below_another_one_is_no_host_of_it(tmp_path: Path, end: tuple[int, str] | None) -> None:
+    """An evaluation beside the training that has ended: ``--run-dir exp`` and ``--run-dir exp/eval``."""
+    path = make_run(tmp_path, NAME, end=end)
+    make_run(path, "eval", process=HERE, end=None)
+    fd = open_run(str(path))
+    assert living_records(fd) == []
+    assert read_state(fd).name == ("lost" if end is None else "stopped")
+    (path / "run.json").unlink()
+    assert read_state(fd).name == "unknown"
+    os.close(fd)
+    assert lives(path)  # what is below it is not deleted
 
 
 def test_a_hang_that_goes_on_is_the_state(tmp_path: Path) -> None:
