@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from saferun.errors import suppress
 from saferun.files.run_files import (
@@ -43,6 +43,7 @@ _OF_THE_JOB = (
 _EVENTS = "events.jsonl"  # which each host has, and no run directory
 _MOST_NUMBERS = 3
 _MOST_NAMES = 20_000
+_MOST_SHOWN = 3
 _OTHERS_S = 1.0  # less than the launch waits for its run directory
 _TOO_LONG = f"not all of its directories could be read within {_OTHERS_S:g} s"
 # What a saferun writes behind its run.json at its end comes within that.
@@ -59,7 +60,7 @@ class SetAside(Value):
         name: of the new directory in the run directory that they are in now; empty: nothing had to be moved, or could.
         unheard_s: where the earlier run may still use the run directory, how long ago it wrote there; 0: its process is
             known to live; None: it has ended.
-        left: why some of them are where they were although the run has ended; empty: none is.
+        left: why some of them are where they were, although the run has ended as far as is known; empty: none is.
     """
 
     name: str = ""
@@ -78,40 +79,81 @@ def set_aside(fd: int, host: str, *, leads: bool, hosts: Collection[str] = ()) -
     """
     deadline = time.monotonic() + _OTHERS_S
     top = read_record(fd)
-    records = [top] if leads and top is not None else []
-    below = open_below(fd, host)
-    if below >= 0:
-        try:
-            records += [record._replace(host=host) for record in run_records(below)]
-        finally:
-            os.close(below)
-    earlier = ""
-    if below >= 0 and not records and not leads:
-        records, earlier = _records_as_leader(fd, host, top)
-    names = [host, *(_OF_THE_JOB if leads else ())]
+    records, led, earlier = _records_of(fd, host, top, leads=leads)
+    # run.json comes first: it says whose all else is.
+    names = [*(_OF_THE_JOB if leads else ()), host]
     own = _own_files(fd) if leads else set()
     found = [name for name in names if _exists(fd, name) and (name, _identity(fd, name)) not in own]
     if not found or not records:
         return SetAside()
-    living = [record for record in records if not has_ended(fd, record)]
+    living = [one for one in records if not has_ended(fd, one) or (one is led and not _is_last(fd, one))]
     try:
         living = living or _others_of(fd, records, top, deadline if leads else None)
     except TimeoutError:
         return SetAside(left=_TOO_LONG)
     if living:
         return SetAside(unheard_s=min(unheard_s(fd, record) for record in living))
-    if leads and read_record(fd) != top:  # a run of another host has begun here meanwhile
-        return SetAside(unheard_s=0.0)
     try:
         earlier = earlier or _new_directory(fd)
     except OSError as error:
         return SetAside(left=f"no directory can be made for them: {error.strerror}")
-    moved = [name for name in found if _move(fd, name, earlier)]
-    is_all = True
-    if hosts and top is not None:
-        is_all = _move_other_hosts(fd, earlier, top, host, {host, *hosts}, deadline)
-    left = "" if is_all else _TOO_LONG
-    return SetAside(earlier if moved else "", None, left)
+    return _move_all(fd, earlier, found, top, host, {host, *hosts} if leads and hosts else (), deadline)
+
+
+def _records_of(
+    fd: int, host: str, top: RunRecord | None, *, leads: bool
+) -> tuple[list[RunRecord], RunRecord | None, str]:
+    """What there is of the earlier run's processes whose files this one would replace.
+
+    Returns:
+        The records; the one among them that does not lie with the host's files, which may be of a later run; and the
+        directory in which that is already, as far as another host has moved it.
+    """
+    records = [top] if leads and top is not None else []
+    below = open_below(fd, host)
+    if below < 0:
+        return records, None, ""
+    try:
+        records += [record._replace(host=host) for record in run_records(below)]
+    finally:
+        os.close(below)
+    led, earlier = (None, "") if records or leads else _record_as_leader(fd, host, top)
+    return records if led is None else [led], led, earlier
+
+
+def _move_all(
+    fd: int,
+    earlier: str,
+    names: Sequence[str],
+    top: RunRecord | None,
+    host: str,
+    hosts: Collection[str],
+    deadline: float,
+) -> SetAside:
+    """Move the files of a run that has ended.
+
+    Args:
+        fd: the run directory.
+        earlier: the directory in it that they are moved into.
+        names: of these files; run.json is the first of them.
+        top: what that says, as far as it is known.
+        host: this host.
+        hosts: the hosts of this run, whose directories stay; empty: those of all other hosts do.
+        deadline: until when directories are read, in monotonic seconds.
+    """
+    problems = list[str]()
+    for name in names:
+        problem = _move(fd, name, earlier)
+        if name == RUN_JSON and not problem and read_record(fd, f"{earlier}/{name}") != top:
+            _put_back(fd, name, earlier)  # a run of another host has begun here meanwhile
+            return SetAside(unheard_s=0.0)
+        problems += [problem] if problem else []
+    _remove_if_empty(fd, earlier)
+    if not _exists(fd, earlier):
+        return SetAside("", None, *problems[:1])
+    if hosts and top is not None and not problems:
+        problems = _move_other_hosts(fd, earlier, top, host, hosts, deadline)
+    return SetAside(earlier, None, *problems[:1])
 
 
 def _others_of(fd: int, records: Iterable[RunRecord], top: RunRecord | None, deadline: float | None) -> list[RunRecord]:
@@ -137,37 +179,33 @@ def _others_of(fd: int, records: Iterable[RunRecord], top: RunRecord | None, dea
     return [one for one in living if one.started_at < max(left)]
 
 
-def _records_as_leader(fd: int, host: str, top: RunRecord | None) -> tuple[list[RunRecord], str]:
+def _record_as_leader(fd: int, host: str, top: RunRecord | None) -> tuple[RunRecord | None, str]:
     """The record of a host that led an earlier run: it is at the top, or the leader of this run has moved it already.
 
     Returns:
         The record, and the directory that it is in, into which the host's files belong; empty: there is none yet.
     """
     if top is not None and top.host == host:
-        return ([top] if not has_ended(fd, top) or _is_last(fd, top, RUN_JSON) else []), ""
+        return top, ""
     for earlier in sorted((name for name in names_in(fd, _MOST_NAMES) if name.startswith(EARLIER)), reverse=True):
-        path = f"{earlier}/{RUN_JSON}"
-        record = read_record(fd, path)
+        record = read_record(fd, f"{earlier}/{RUN_JSON}")
         if record is not None and record.host == host:
             # Where that run's files of the host are there, too, those outside are a later run's.
-            is_last = not _exists(fd, f"{earlier}/{host}") and _is_last(fd, record, path)
-            return ([record], earlier) if is_last else ([], "")
-    return [], ""
+            return (None, "") if _exists(fd, f"{earlier}/{host}") else (record, earlier)
+    return None, ""
 
 
-def _is_last(fd: int, record: RunRecord, path: str) -> bool:
-    """Whether no run has written to the directory of a host since the one that has ended and that a run.json is of."""
-    if record.end is None:
-        return unheard_s(fd, record) > UNHEARD_S
-    below = open_below(fd, record.host)
-    if below < 0:
-        return False
-    try:
-        with suppress(OSError):
-            return _events_at(below) <= _written_at(fd, path) + _LAG_S
-    finally:
-        os.close(below)
-    return False
+def _is_last(fd: int, record: RunRecord) -> bool:
+    """Whether no run has written to the directory of a host since the one that has ended and whose record this is."""
+    below = open_below(fd, record.host) if record.end is not None else -1
+    if below >= 0:
+        try:
+            with suppress(OSError):
+                if _events_at(below) <= record.written_at + _LAG_S:
+                    return True
+        finally:
+            os.close(below)
+    return unheard_s(fd, record) > UNHEARD_S
 
 
 def _events_at(below: int) -> float:
@@ -193,19 +231,34 @@ def _written_at(fd: int, path: str) -> float:
         os.close(file)
 
 
-def _move(fd: int, name: str, earlier: str) -> bool:
-    with suppress(OSError):
+def _move(fd: int, name: str, earlier: str) -> str:
+    """Move something, if it is still there. Returns why it cannot be; empty: it is gone from where it was."""
+    try:
         os.rename(name, f"{earlier}/{name}", src_dir_fd=fd, dst_dir_fd=fd)
-        return True
-    return False
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"{name}: {error.strerror}"
+    return ""
+
+
+def _put_back(fd: int, name: str, earlier: str) -> None:
+    """Put a file back that has been moved, if there is no other one by now."""
+    with suppress(OSError):
+        _link_or_copy(fd, f"{earlier}/{name}", name)
+        os.unlink(f"{earlier}/{name}", dir_fd=fd)
+    _remove_if_empty(fd, earlier)
+
+
+def _remove_if_empty(fd: int, name: str) -> None:
+    with suppress(OSError):
+        os.rmdir(name, dir_fd=fd)
 
 
 def _move_other_hosts(
     fd: int, earlier: str, top: RunRecord, host: str, hosts: Collection[str], deadline: float
-) -> bool:
+) -> list[str]:
     """Move the directories of hosts of the earlier run that have ended and do not belong to this run.
-
-    The times that are compared are all of the file server's clock.
 
     Args:
         fd: the run directory.
@@ -216,61 +269,78 @@ def _move_other_hosts(
         deadline: until when directories are read, in monotonic seconds.
 
     Returns:
-        Whether all have been read in time.
+        Why some of them stay.
     """
-    run_json = f"{earlier}/{RUN_JSON}"
     # What a job of one host finds may be of a job beside it that has just ended (a job array).
-    if (len(hosts) == 1 and top.host != host) or read_record(fd, run_json) != top:
-        return True
-    ended_at = 0.0
-    with suppress(OSError):
-        ended_at = _written_at(fd, run_json)
+    if len(hosts) == 1 and top.host != host:
+        return []
+    staying = list[str]()
     names = iter(host_names(fd, deadline))
     while time.monotonic() < deadline:
         name = next(names, "")
         if not name:
+            more = f" and {len(staying) - _MOST_SHOWN} more" if len(staying) > _MOST_SHOWN else ""
+            return [f"{', '.join(staying[:_MOST_SHOWN])}{more} may not have ended"] if staying else []
+        if name not in hosts and _is_file(fd, f"{name}/{_EVENTS}") and not _move_host(fd, name, earlier, top):
+            staying.append(name)
+    return [_TOO_LONG]
+
+
+def _move_host(fd: int, name: str, earlier: str, top: RunRecord) -> bool:
+    """Move a directory if it is that of a host of the earlier run, which has ended.
+
+    Each as soon as that is known: a host of another run may begin there at any moment. The times that are compared are
+    all of the file server's clock.
+
+    Returns:
+        Whether it is not that run's any more.
+    """
+    below = open_below(fd, name)
+    if below < 0:
+        return True
+    try:
+        records = _records_of_run(below, name, top)
+        if not records:
             return True
-        if name in hosts:
-            continue
-        below = open_below(fd, name) if _is_file(fd, f"{name}/{_EVENTS}") else -1
-        if below < 0:
-            continue
-        # Each as soon as it is known to have ended: a host of another run may begin there at any moment.
-        try:
-            with suppress(OSError):
-                now = os.stat(earlier, dir_fd=fd, follow_symlinks=False).st_mtime
-                if _is_over(below, name, top, ended_at, now) and _is(fd, name, identity(below)):
-                    _move(fd, name, earlier)
-        finally:
-            os.close(below)
-    return False
+        now = os.stat(earlier, dir_fd=fd, follow_symlinks=False).st_mtime
+        return _is_over(below, records, now) and not (_is(fd, name, identity(below)) and _move(fd, name, earlier))
+    except OSError:
+        return False
+    finally:
+        os.close(below)
 
 
-def _is_over(below: int, name: str, top: RunRecord, ended_at: float, now: float) -> bool:
-    """Whether a directory is that of a host of an earlier run, and of no run that has begun there since.
+def _records_of_run(below: int, name: str, top: RunRecord) -> list[RunRecord]:
+    """The records of a host of a run; none where the directory is not one of its hosts', or another run's as well.
 
     Args:
         below: the directory.
         name: its name.
-        top: the run.json of the earlier run.
-        ended_at: when that was written last.
+        top: the run.json of the run.
+    """
+    names = [one for one in names_in(below, _MOST_NAMES) if one.startswith("run") and one.endswith(".json")]
+    found = [read_record(below, one) for one in names]
+    if RUN_JSON not in names:
+        found.append(top)
+    records = [one for one in found if one is not None and one.host == name and _job_of(one) == _job_of(top)]
+    return records if len(records) == len(found) else []
+
+
+def _is_over(below: int, records: Collection[RunRecord], now: float) -> bool:
+    """Whether a host of an earlier run has ended, and no other run has begun in its directory since.
+
+    Args:
+        below: the directory.
+        records: of the host.
         now: the time.
 
     Raises:
         OSError: a file cannot be opened.
     """
-    names = [one for one in names_in(below, _MOST_NAMES) if one.startswith("run") and one.endswith(".json")]
-    found, times = [read_record(below, one) for one in names], [_written_at(below, one) for one in names]
-    if top.host == name and RUN_JSON not in names:
-        found, times = [*found, top], [*times, ended_at]
-    elif RUN_JSON not in names:
-        return False
-    records = [one for one in found if one is not None and one.host == name and _job_of(one) == _job_of(top)]
-    if len(records) < len(found):
-        return False
     events_at = _events_at(below)
-    if all(record.end is not None for record in records):
-        return events_at <= max(times) + _LAG_S
+    has_ended = all(record.end is not None for record in records)
+    if has_ended and events_at <= max(record.written_at for record in records) + _LAG_S:
+        return True
     is_silent = now - max(events_at, os.fstat(below).st_mtime) > UNHEARD_S
     return is_silent and not any(record.process is not None and is_living(record.process) for record in records)
 

@@ -189,7 +189,7 @@ class RunDirectory:
             where = os.path.join(chosen, kept)
             self._warn(f"{chosen} has files with names that saferun writes to: they are kept in {where}, too")
         if moved:
-            others = f"; those of some other hosts may still be in {chosen}: {left}" if left else ""
+            others = f"; some may still be in {chosen}: {left}" if left else ""
             self._warn(
                 f"{chosen} had the files of an earlier run: they are in {os.path.join(chosen, moved)} now{others}"
             )

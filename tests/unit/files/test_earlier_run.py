@@ -216,7 +216,9 @@ def test_a_host_that_has_followed_a_later_run_than_it_led_keeps_that_one_s_files
     (tmp_path / "run.json").rename(tmp_path / "earlier-1" / "run.json")
     write_record(tmp_path / "run.json", "node2", process=HERE, ended=False)
     before = files_in(tmp_path)
-    assert set_aside(tmp_path, "node1") == SetAside()
+    name, unheard_s, left = set_aside(tmp_path, "node1")
+    assert (name, left) == ("", "")
+    assert unheard_s, "a line says that another run may write there"
     assert files_in(tmp_path) == before
 
 
@@ -226,7 +228,8 @@ def test_a_host_that_led_and_was_killed_is_moved_once_it_is_silent(tmp_path: Pat
     write_host(tmp_path, "node1", leads=True)
     write_record(tmp_path / "run.json", "node1", process=process, ended=False)
     moved, unheard_s, _ = set_aside(tmp_path, "node1")
-    assert (moved, unheard_s is None) == ("", process == GONE)
+    assert moved == ""
+    assert unheard_s, "a line says that another run may write there"
     at = time.time() - 400
     for path in (tmp_path / "node1" / "events.jsonl", tmp_path / "node1"):
         os.utime(path, (at, at))
@@ -249,7 +252,7 @@ def test_where_there_is_no_time_to_look_at_all_hosts_a_line_says_so(
     (earlier,) = tmp_path.glob("earlier-*")
     (warning,) = warnings
     moved = f"{tmp_path} had the files of an earlier run: they are in {earlier} now"
-    left = f"those of some other hosts may still be in {tmp_path}: not all of its directories could be read within 1 s"
+    left = f"some may still be in {tmp_path}: not all of its directories could be read within 1 s"
     assert warning == f"{moved}; {left}"
     assert "node2/events.jsonl" in files_in(tmp_path)
 
@@ -512,8 +515,96 @@ def test_of_two_runs_that_begin_at_once_the_second_moves_nothing_of_the_first(
 
     monkeypatch.setattr(earlier_run, step, begin)
     aside = set_aside(tmp_path, "node2", leads=True, hosts=["node2", "node3"])
-    assert (aside.unheard_s == 0) == (step == "has_ended")
+    assert aside == SetAside(unheard_s=0)
     assert (tmp_path / "node1" / "events.jsonl").read_text() == "new\n"
+    assert len(list(tmp_path.glob("earlier-*"))) == 1
+
+
+def test_the_run_json_of_a_run_that_begins_meanwhile_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It replaces the one that was read, and is moved in its place."""
+    write_host(tmp_path, "node1", leads=True)
+    (tmp_path / "report.txt").write_text("new")
+    real = earlier_run._new_directory
+
+    def begin(fd: int) -> str:
+        write_record(tmp_path / "run.json", "node2", process=HERE, ended=False)
+        return real(fd)
+
+    monkeypatch.setattr(earlier_run, "_new_directory", begin)
+    before = files_in(tmp_path)
+    assert set_aside(tmp_path, "node1", leads=True, hosts=["node1"]) == SetAside(unheard_s=0)
+    assert json.loads((tmp_path / "run.json").read_text())["host"] == "node2"
+    assert files_in(tmp_path) == before
+    assert not list(tmp_path.glob("earlier-*"))
+
+
+@pytest.mark.parametrize("outcome", ["succeeded", None])
+@pytest.mark.parametrize(("age_s", "is_moved"), [(400.0, True), (200.0, False)])
+@pytest.mark.parametrize("follows", [False, True])
+def test_what_a_host_writes_long_after_its_run_json_holds_it_back_for_five_minutes(
+    tmp_path: Path, outcome: str | None, age_s: float, *, follows: bool, is_moved: bool
+) -> None:
+    """The page of a large job, and --on-event, take longer; then a line says why the files stay."""
+    for host in ("node1", "node2"):
+        write_host(tmp_path, host, leads=host == "node2" if follows else host == "node1", ended=outcome is not None)
+    write_record(tmp_path / "run.json", "node2" if follows else "node1", process=GONE, ended=outcome is not None)
+    at = time.time()
+    for path, old_s in ((tmp_path, age_s + 60), (tmp_path / "node2", age_s + 60), (tmp_path / "node1", age_s + 60)):
+        for one in (path / "run.json", path / "events.jsonl", path):
+            if one.exists():
+                os.utime(one, (at - old_s, at - old_s))
+    os.utime(tmp_path / "node2" / "events.jsonl", (at - age_s, at - age_s))
+    if follows:
+        name, unheard_s, left = set_aside(tmp_path, "node2")
+        assert (bool(name), unheard_s is None, left) == (is_moved, is_moved, "")
+    else:
+        name, unheard_s, left = set_aside(tmp_path, "node1", leads=True, hosts=["node1", "node3"])
+        assert (bool(name), unheard_s, left) == (True, None, "" if is_moved else "node2 may not have ended")
+    assert (tmp_path / "node2").exists() == (not is_moved)
+
+
+def test_of_many_hosts_that_stay_the_line_names_some(tmp_path: Path) -> None:
+    """Killed within the last minutes; those of other runs, and of the user, are not meant."""
+    for number in range(7):
+        write_host(tmp_path, f"node{number}", leads=number == 0, ended=number == 0)
+    write_record(tmp_path / "node6" / "run.json", "node6", ended=False, rendezvous_id="another")
+    (tmp_path / "checkpoints").mkdir()
+    assert set_aside(tmp_path, "node0", leads=True, hosts=["node0", "node9"])[1:] == (
+        None,
+        "node1, node2, node3 and 2 more may not have ended",
+    )
+
+
+@pytest.mark.parametrize("stuck", [{"node1"}, {"node1", "run.json"}])
+def test_what_the_file_system_does_not_move_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: set[str]
+) -> None:
+    """A mount point; a directory in which everybody may remove only their own files."""
+    write_host(tmp_path, "node1", leads=True)
+    real, warnings = os.rename, list[str]()
+
+    def rename(name: str, *rest: Any, **options: Any) -> None:
+        if name in stuck:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        real(name, *rest, **options)
+
+    monkeypatch.setattr(os, "rename", rename)
+    run_dir = RunDirectory(
+        str(tmp_path), wanted=True, host="node1", run_id="0123456789abcdef", warn=warnings.append, files=DirectFiles()
+    )
+    run_dir.open()
+    run_dir.close()
+    (warning,) = warnings
+    earlier = [path.name for path in tmp_path.glob("earlier-*")]
+    assert len(earlier) == 2 - len(stuck)
+    if earlier:
+        moved = f"had the files of an earlier run: they are in {tmp_path / earlier[0]} now"
+        assert warning == f"{tmp_path} {moved}; some may still be in {tmp_path}: node1: Device or resource busy"
+    else:
+        has = "has the files of an earlier run, which may be overwritten"
+        assert warning == f"{tmp_path} {has}: run.json: Device or resource busy"
 
 
 def test_what_cannot_be_moved_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
