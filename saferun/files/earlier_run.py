@@ -163,7 +163,7 @@ def _others_of(fd: int, records: Iterable[RunRecord], top: RunRecord | None, dea
         fd: the run directory.
         records: those of the host, which have ended.
         top: the run.json of the whole job.
-        deadline: until when all hosts are looked at, in monotonic seconds; None: only the one that leads the run is. A
+        deadline: until when the records of all hosts are read, in monotonic seconds; None: only ``top`` is used. A
             thousand hosts that begin at once would ask the file server for a thousand directories each.
 
     Raises:

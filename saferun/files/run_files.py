@@ -182,7 +182,7 @@ def _lives(fd: int, record: RunRecord, now: float, unheard_s: float, stopped_at:
     if living is not None or record.end is not None:
         return bool(living)
     heard_at = _heard_at(fd, record.host)
-    # A saferun that goes on when others of its job are stopped is heard of after that, a beat later at the latest.
+    # A saferun that goes on when others of its job are stopped writes after that, a beat later at the latest.
     has_ended = heard_at <= stopped_at + _STOPPING_S < now - BEAT_S
     return not has_ended and now - heard_at < unheard_s
 

@@ -353,7 +353,12 @@ def test_the_leader_alone_looks_at_all_hosts_and_moves_nothing_where_that_takes_
     write_record(tmp_path / "node3" / "run.json", "node3", process=HERE, ended=False)
     before, real = files_in(tmp_path), os.open
     monkeypatch.setattr(earlier_run, "_OTHERS_S", 0)
-    monkeypatch.setattr(os, "open", lambda path, *rest, **more: opened.append(path) or real(path, *rest, **more))
+
+    def open_noted(path: str, *rest: int, **more: int) -> int:
+        opened.append(path)
+        return real(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", open_noted)
     host = "node1" if leads else "node2"
     aside = set_aside(tmp_path, host, leads=leads, hosts=["node1", "node2"] if leads else ())
     assert "node3" not in opened
