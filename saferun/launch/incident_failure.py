@@ -298,11 +298,12 @@ class FailureIncident:
         """A line where the ranks were captured for a hang, and one failed meanwhile; empty: it was not so."""
         record, action, first = self._record, self._action, found.first_failure
         is_another_end = isinstance(action.ending, Hung | Stopped | Leave) or bool(action.error)
-        if record.verdict is None or record.capture is None or first is None or is_another_end:
+        if record.verdict is None or record.capture is None or record.evidence is None or first is None:
             return ""
         dead = {first.rank, *(end.rank for end in found.also_failed)}
-        stacks = record.capture.stacks
-        if not any(dump.rank not in dead and any(one.frames for one in dump.threads) for dump in stacks):
+        stacks = record.evidence.capture.stacks  # of all hosts
+        others = (dump for dump in stacks if dump.rank not in dead)
+        if is_another_end or not any(one.frames for dump in others for one in dump.threads):
             return ""  # the report shows where no other rank was
         line = f"a hang of {record.verdict.lasted_s:.0f} s was being captured: where the others were is of that moment"
         own = next((rank.end for rank in record.ranks if rank.assignment.rank == first.rank), None)

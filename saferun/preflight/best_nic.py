@@ -58,10 +58,10 @@ def suggested(best: str, infos: Mapping[int, HostInfo], nics: Sequence[str]) -> 
 
 
 def _serves_all(column: Column, infos: Mapping[int, HostInfo]) -> bool:
-    """Whether everybody who can be tried takes part, and all who tried came through."""
-    reached = {host for pair in column for host in pair}
+    """Whether everybody who can be tried has it and was tried over it, and all who tried came through."""
+    targets = {target for _, target in column}
     wanted = {host for host, info in infos.items() if info.probed}
-    return wanted <= reached and all(link.is_ok for link in column.values())
+    return wanted <= targets and all(link.is_ok for link in column.values())
 
 
 def _speed(nic: str, column: Column, infos: Mapping[int, HostInfo]) -> float:

@@ -314,8 +314,12 @@ def _unanswered(info: HostInfo) -> CheckResult:
 
 
 def _is_reported(info: HostInfo) -> bool:
-    """Whether the host itself has said that its interfaces do not fit."""
-    return any(result.class_name == "network_interface" for result in info.results)
+    """Whether the host itself has said that its interfaces do not fit, or that its name cannot be resolved."""
+    return any(
+        result.class_name == "network_interface"
+        or (result.class_name == "name_resolution" and bool(info.unanswered) and info.unanswered in result.message)
+        for result in info.results
+    )
 
 
 def _usable(info: HostInfo) -> str:

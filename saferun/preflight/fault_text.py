@@ -105,12 +105,12 @@ def hint_of(
         return f"give each host an address of its own on {nic} (arping -D shows who has one){tail}"
     if kind == "refused" and direction != "out":
         return f"a firewall on {who} rejects connections ({commands}): let the hosts of the job in{tail}"
+    if kind == "silent" and direction != "out":  # what is accepted has passed all firewalls
+        return f"another program may listen there, or saferun on {who} is stopped or starved{tail}"
     if direction == "in":
         return f"a firewall on {who} keeps connections out ({commands}): let the hosts of the job in{tail}"
     if direction == "out":
         return f"look at the routes and the firewall of {who} for what goes out ({commands}){tail}"
-    if kind == "silent":  # what is accepted has passed all firewalls
-        return f"another program may listen there, or saferun on {who} is stopped or starved{tail}"
     if direction == "pair":
         return (
             f"a firewall on {who} (incoming) or {source} (outgoing) is likely ({commands}): let all hosts through{tail}"

@@ -61,7 +61,7 @@ def judge(
     faults = fault_results(scene)
     blamed = {result.host for result in faults if result.verdict == "fail"}
     described = {host: info for host, info in infos.items() if info.versions or info.nics or info.probed}
-    # What ``--nic auto`` has found is what gloo is told to use.
+    # Gloo uses what ``--nic auto`` has found.
     may_be_on_loopback = any(_may_be_on_loopback(info) for info in infos.values()) and not (AUTO in nics and best)
     results = [
         *_own_results(infos),

@@ -88,7 +88,7 @@ def test_kill_says_how_it_ended_too(folder: Path, runtime: Path) -> None:
     with launched(folder, runtime, END_AS_TOLD, arguments=("stubborn",)) as job:
         job.hear("ready")
         (record,) = until(lambda: records(runtime), "the record")
-        answer = json.loads(saferunctl(job, "kill", str(record.parents[1]), "--json").stdout)
+        answer = json.loads(saferunctl(job, "kill", str(record.parent), "--json").stdout)
         assert (answer["asked"], answer["state"], answer["exit_code"]) == ("kill", "stopped", 137)
         assert job.wait() == 137
 
@@ -100,7 +100,7 @@ def test_nobody_else_can_read_it(folder: Path, runtime: Path) -> None:
         for directory in record.parents[:2]:
             assert stat.S_IMODE(directory.stat().st_mode) == 0o700
         assert stat.S_IMODE(record.stat().st_mode) == 0o600
-        assert saferunctl(job, "kill", str(record.parents[1])).returncode == 0
+        assert saferunctl(job, "kill", str(record.parent)).returncode == 0
         job.wait()
 
 

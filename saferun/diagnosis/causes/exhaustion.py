@@ -344,7 +344,7 @@ def _limit(oom: OomKill) -> list[str]:
 def _child_lost_to_oom(failure: Failure) -> Cause | None:
     """A process that the rank had started is gone without a word, and the OOM killer was at work in its cgroup."""
     oom = failure.oom
-    if oom is None or oom.kills <= 0 or oom.scope != "cgroup":
+    if oom is None or oom.kills <= 0 or oom.scope != "cgroup" or oom.source == "/proc/vmstat":
         return None
     ranks = {failure.end.pid, *(pid for pid, _ in failure.others)}
     if oom.pids and ranks.issuperset(oom.pids):

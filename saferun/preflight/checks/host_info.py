@@ -13,7 +13,7 @@ from saferun.preflight.checks.common import with_nccl_conf
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.name_resolution import UNCERTAIN, Lookup, resolve
 from saferun.preflight.checks.versions import describe_host
-from saferun.preflight.default_nics import GLOO_IFNAME, NCCL_IFNAME, candidates, gloo_choice, nccl_choice, routes
+from saferun.preflight.default_nics import AUTO, GLOO_IFNAME, NCCL_IFNAME, candidates, gloo_choice, nccl_choice, routes
 from saferun.preflight.results import HostInfo, Pairs
 
 _NAMES_S = 1.0
@@ -31,7 +31,7 @@ def gather_host_info(context: CheckContext) -> HostInfo:
     gloo = gloo_choice(nics, environ, lookup.addresses)
     # Gloo waits longer for a name, and asks later: a name server that starts or is overloaded may answer by then.
     is_known = gloo.rule == GLOO_IFNAME or lookup.error not in UNCERTAIN
-    is_unanswered = not is_known and lookup.error == "unanswered" and not context.nics
+    is_unanswered = not is_known and lookup.error == "unanswered" and context.nics in {(), (AUTO,)}
     versions, script, relevant = describe_host(context)
     return HostInfo(
         time=time.time(),

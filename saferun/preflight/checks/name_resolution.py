@@ -161,9 +161,13 @@ def _judge_own(context: CheckContext, own: Lookup, master: Lookup, nics: Sequenc
         message = f"its own name {own.name} resolves to {own.addresses[0]}, which none of its interfaces has"
     if not is_elsewhere(context, master, nics):
         return ok(f"{message}, which does no harm on one machine")
+    if own.error == "unanswered":
+        # Gloo asks later, and the name server may answer by then.
+        message += " now: no name server answers. If it still cannot be when the ranks meet, gloo listens on loopback"
+        tried = candidates(nics, context.environ) or ("the interface between the hosts",)
+        return warning(message, own_name_hint(tried[0]), class_name="name_resolution", transient=True)
     # MPI, NCCL and what other accelerators bring do not ask for the host's name.
     answer = failure if known_backend(context) == GLOO else warning
     message += ", so that gloo would listen on loopback, where no other host reaches it"
     tried = candidates(nics, context.environ) or ("the interface between the hosts",)
-    is_transient = own.error == "unanswered"
-    return answer(message, own_name_hint(tried[0]), class_name="network_interface", transient=is_transient)
+    return answer(message, own_name_hint(tried[0]), class_name="network_interface")

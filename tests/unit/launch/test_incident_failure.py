@@ -264,7 +264,9 @@ def _fail_in_a_hang(launch: Launch, failed_at: float, ranks: Sequence[int], more
     incident: Any = launch.incident
     incident._action = Diagnose(0, more.get("ending", Failed(1)))
     launch.record.verdict = more.get("hang", HANG)
-    launch.record.capture = Capture(stacks=tuple(more.get("stacks", map(_dump, ranks))))
+    launch.record.capture = Capture()
+    stacks = tuple(more.get("stacks", map(_dump, ranks)))  # of all hosts
+    launch.record.evidence = host_evidence(0)._replace(capture=Capture(stacks=stacks))
     launch.record.captured_at = 100.0
     launch.record.ranks = [
         SimpleNamespace(assignment=SimpleNamespace(rank=rank), end=SimpleNamespace(at=failed_at)) for rank in ranks
@@ -307,7 +309,6 @@ def test_what_was_found_comes_before_when_the_others_were_captured(monkeypatch: 
     """The console shows the first findings only."""
     launch = Launch(monkeypatch)
     incident = _fail_in_a_hang(launch, 112.4, (2, 3), {})
-    launch.record.evidence = host_evidence(0)
     first: Any = SimpleNamespace(rank=3)
     found = DIAGNOSIS._replace(first_failure=first, findings=("rank 2 waits in a collective",))
     monkeypatch.setattr("saferun.launch.incident_failure.diagnose", lambda _: found)

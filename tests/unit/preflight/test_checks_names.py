@@ -230,3 +230,10 @@ def test_a_name_of_any_kind_is_looked_up_without_breaking() -> None:
     assert resolve(("x" * 300,))[0].error in {"unknown", "unanswered"}
     assert resolve(("\udc80",))[0].error == "unknown"
     assert resolve(()) == ()
+
+
+def test_an_own_name_that_no_name_server_answers_now_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that is being restarted: gloo asks later, and may get an answer by then."""
+    result = names_check(monkeypatch, socket.EAI_AGAIN)
+    assert (result.verdict, result.class_name, result.transient) == ("warn", "name_resolution", True)
+    assert result.message.startswith("its own name node3 cannot be resolved now: no name server answers. If it still ")

@@ -153,8 +153,17 @@ def test_an_own_name_that_is_not_answered_on_one_machine_is_no_warning() -> None
     assert loopback_between(infos) == ()
 
 
-def test_what_a_host_has_said_of_a_name_that_is_not_answered_is_not_said_twice() -> None:
-    said = CheckResult("names", "fail", "its own name …", class_name="network_interface")
+@pytest.mark.parametrize(
+    ("verdict", "message", "class_name"),
+    [
+        ("fail", "its own name node0 …", "network_interface"),
+        ("warn", "its own name node0 cannot be resolved now …", "name_resolution"),
+    ],
+)
+def test_what_a_host_has_said_of_a_name_that_is_not_answered_is_not_said_twice(
+    verdict: str, message: str, class_name: str
+) -> None:
+    said = CheckResult("names", verdict, message, class_name=class_name)
     infos = {
         0: info("node0", other(CLUSTER, 1), (), backend="gloo", unanswered="node0", results=(said,)),
         1: info("node1", other(CLUSTER, 2), ("eth0",), backend="gloo"),

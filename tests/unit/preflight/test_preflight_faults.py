@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from saferun.linux.nic import Nic
+from saferun.preflight.fault_text import hint_of
 from saferun.preflight.judge import judge
 from saferun.preflight.results import HostInfo, Preflight, Probe
 from tests.unit.preflight.preflight_samples import Change, infos_of, judged, lines, probes_of, told, where
@@ -463,3 +464,24 @@ def test_a_lost_host_that_is_not_reached_over_what_its_ranks_use_may_be_gone() -
     verdict = judge(infos_of(4), probes, missing={3: "no answer"}, nics=(), remeasured=True, duration_s=0.1)
     (said,) = [line for line in lines(verdict) if "reported nothing" in line]
     assert said == "warn node3: it reported nothing of the other hosts (no answer), and none of them reaches it"
+
+
+def test_an_interface_that_some_hosts_lack_is_not_the_best_for_all() -> None:
+    """Two generations of servers: what one names ens3 is eth0 on the other, and gloo would find no such interface."""
+    infos = infos_of(2)
+    for host, name in ((0, "eth0"), (1, "ens3")):
+        nics = tuple(nic._replace(name=name) for nic in infos[host].nics if nic.name == "eth0")
+        infos[host] = infos[host]._replace(nics=nics, gloo=(name,), nccl=(name,), probed=(name,))
+    probes = [
+        Probe(0, 1, "ens3", "10.0.0.2", latency_s=1e-4, bytes_s=1e9),
+        Probe(1, 0, "eth0", "10.0.0.1", latency_s=1e-4, bytes_s=1e9),
+    ]
+    found = judged(infos, probes, nics=("auto",))
+    assert found.nic == ()
+
+
+@pytest.mark.parametrize("direction", ["in", "pair", ""])
+def test_no_firewall_is_blamed_where_connections_are_accepted(direction: str) -> None:
+    """What is accepted has passed all firewalls."""
+    hint = hint_of("silent", "eth0", "node2", "", direction=direction)
+    assert hint == "another program may listen there, or saferun on node2 is stopped or starved"
