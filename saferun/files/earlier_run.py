@@ -20,6 +20,7 @@ from saferun.files.run_files import (
     has_ended,
     host_names,
     living_records,
+    mtime_of,
     names_in,
     open_below,
     read_record,
@@ -215,20 +216,7 @@ def _events_at(below: int) -> float:
         OSError: a file cannot be opened.
     """
     names = (name for name in names_in(below, _MOST_NAMES) if name.startswith("events") and name.endswith(".jsonl"))
-    return max((_written_at(below, name) for name in names), default=0.0)
-
-
-def _written_at(fd: int, path: str) -> float:
-    """When a file was written to. It is opened: then NFS asks its server, where ``stat`` may take what it knows.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
-    file = os.open(path, os.O_RDONLY | CAREFULLY, dir_fd=fd)
-    try:
-        return os.fstat(file).st_mtime
-    finally:
-        os.close(file)
+    return max((mtime_of(below, name) for name in names), default=0.0)
 
 
 def _move(fd: int, name: str, earlier: str) -> str:

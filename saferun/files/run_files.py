@@ -34,6 +34,8 @@ _SURELY_UNHEARD_S = 14 * 24 * 3600.0
 # How long after the first hosts of a job were stopped the last ones may write that were stopped with them, until they
 # are killed. Slurm's KillWait is 30 s.
 _STOPPING_S = 35.0
+# A host that lives is heard of once a beat; one beat may be missed, and clocks differ.
+_SILENT_S = 2 * BEAT_S + 10.0
 _LONGEST_JSON = 16 << 20
 _LONGEST_NAME = 200
 _LONGEST_TEXT = 1000
@@ -182,9 +184,12 @@ def _lives(fd: int, record: RunRecord, now: float, unheard_s: float, stopped_at:
     if living is not None or record.end is not None:
         return bool(living)
     heard_at = _heard_at(fd, record.host)
-    # A saferun that goes on when others of its job are stopped writes after that, a beat later at the latest.
-    has_ended = heard_at <= stopped_at + _STOPPING_S < now - BEAT_S
-    return not has_ended and now - heard_at < unheard_s
+    return not _has_stopped(heard_at, now, stopped_at) and now - heard_at < unheard_s
+
+
+def _has_stopped(heard_at: float, now: float, stopped_at: float) -> bool:
+    """Whether a saferun was stopped with its leader: one that goes on writes after that, a beat later at the latest."""
+    return heard_at <= stopped_at + _STOPPING_S < now - BEAT_S and now - heard_at > _SILENT_S
 
 
 def _heard_at(fd: int, host: str) -> float:
@@ -197,10 +202,29 @@ def _heard_at(fd: int, host: str) -> float:
             for name in names_in(below, _MOST_FILES):
                 if name.startswith("events") and name.endswith(".jsonl"):
                     with suppress(OSError):
-                        times.append(os.stat(name, dir_fd=below, follow_symlinks=False).st_mtime)
+                        times.append(_changed_at(below, name))
         finally:
             os.close(below)
     return max(times)
+
+
+def _changed_at(fd: int, name: str) -> float:
+    with suppress(OSError):
+        return mtime_of(fd, name)
+    return os.stat(name, dir_fd=fd, follow_symlinks=False).st_mtime
+
+
+def mtime_of(fd: int, path: str) -> float:
+    """When a file was written to. It is opened: then NFS asks its server, where ``stat`` may take what it knows.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    file = os.open(path, os.O_RDONLY | CAREFULLY, dir_fd=fd)
+    try:
+        return os.fstat(file).st_mtime
+    finally:
+        os.close(file)
 
 
 def host_names(fd: int, until: float = math.inf) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -106,13 +106,23 @@ def test_a_run_whose_leader_has_left_lives_while_another_host_does(
 @pytest.mark.parametrize(
     ("outcome", "stopped_s", "heard_s", "name"),
     [
-        ("stopped", 120, 130, "stopped"),
-        ("stopped", 120, 90, "stopped"),
+        ("stopped", 120, 140, "stopped"),
+        ("stopped", 165, 135, "stopped"),
+        ("stopped", 165, 125, "running"),
+        ("stopped", 96, 62, "running"),
         ("stopped", 120, 60, "running"),
-        ("stopped", 60, 70, "running"),
-        ("left", 120, 130, "running"),
+        ("stopped", 80, 140, "running"),
+        ("left", 120, 140, "running"),
     ],
-    ids=["silent since", "killed with it", "heard since", "it is too early", "the leader left"],
+    ids=[
+        "silent since",
+        "killed with it",
+        "a beat may be missed",
+        "its next beat is not seen yet",
+        "heard since",
+        "it is too early",
+        "the leader left",
+    ],
 )
 def test_a_host_that_is_silent_since_its_leader_was_stopped_has_ended(
     tmp_path: Path, outcome: str, stopped_s: float, heard_s: float, name: str
@@ -128,6 +138,21 @@ def test_a_host_that_is_silent_since_its_leader_was_stopped_has_ended(
     for changed in (path / "node2" / "events.jsonl", path / "node2"):
         os.utime(changed, (at, at))
     assert state_of(path).name == name
+
+
+def test_the_file_server_is_asked_when_a_host_was_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``stat`` knows of a file of another host on NFS may be a minute old."""
+    path = make_run(tmp_path, NAME, process=ELSEWHERE, end=None, age_s=3600)
+    (path / "node1" / "events.jsonl").touch()
+    at, real = time.time() - 3600, os.stat
+    os.utime(path / "node1", (at, at))
+
+    def remembered(*arguments: Any, **options: Any) -> os.stat_result:
+        found = real(*arguments, **options)
+        return os.stat_result((*found[:7], at, at, at))
+
+    monkeypatch.setattr(os, "stat", remembered)
+    assert state_of(path).name == "running"
 
 
 @pytest.mark.parametrize("end", [(143, "stopped"), None])
