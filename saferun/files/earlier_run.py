@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from saferun.errors import suppress
 from saferun.files.run_files import (
     EARLIER,
+    EVENTS,
     RUN_JSON,
     UNHEARD_S,
     RunRecord,
@@ -41,7 +42,6 @@ _OF_THE_JOB = (
     "preflight.json",
     "waits.json",
 )
-_EVENTS = "events.jsonl"  # which each host has, and no run directory
 _MOST_NUMBERS = 3
 _MOST_NAMES = 20_000
 _MOST_SHOWN = 3
@@ -269,7 +269,7 @@ def _move_other_hosts(
         if not name:
             more = f" and {len(staying) - _MOST_SHOWN} more" if len(staying) > _MOST_SHOWN else ""
             return [f"{', '.join(staying[:_MOST_SHOWN])}{more} may not have ended"] if staying else []
-        if name not in hosts and _is_file(fd, f"{name}/{_EVENTS}") and not _move_host(fd, name, earlier, top):
+        if name not in hosts and _is_file(fd, f"{name}/{EVENTS}") and not _move_host(fd, name, earlier, top):
             staying.append(name)
     return [_TOO_LONG]
 

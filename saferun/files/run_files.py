@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 RUN_JSON = "run.json"
+EVENTS = "events.jsonl"
+"""A file that each host has in its directory, and that no run directory has itself."""
 EARLIER = "earlier-"
 """Directories in which an earlier run lies that used the same run directory begin so."""
 UNHEARD_S = 5 * BEAT_S
@@ -150,7 +152,8 @@ def living_records(fd: int, now: float | None = None, until: float = math.inf) -
     Args:
         fd: its directory.
         now: seconds since the epoch.
-        until: how long it may take, in monotonic seconds.
+        until: how long it may take, in monotonic seconds. Then of a host that was stopped with the leader no more than
+            the time of its events.jsonl is looked at: there may be a thousand.
 
     Raises:
         TimeoutError: it has taken longer.
@@ -162,8 +165,9 @@ def living_records(fd: int, now: float | None = None, until: float = math.inf) -
     end = record.end if record is not None else None
     stopped_at = record.written_at if record is not None and end is not None and end.outcome == "stopped" else 0.0
     for host in (None, *host_names(fd, until)):
-        found = _parts(fd, host) if host is not None else records
-        living += [one for one in found if one.end is None and _lives(fd, one, now, UNHEARD_S, stopped_at)]
+        if host is None or until == math.inf or not stopped_at or not _was_stopped(fd, host, now, stopped_at):
+            found = _parts(fd, host) if host is not None else records
+            living += [one for one in found if one.end is None and _lives(fd, one, now, UNHEARD_S, stopped_at)]
         if time.monotonic() > until:
             raise TimeoutError
     return living
@@ -184,11 +188,17 @@ def _lives(fd: int, record: RunRecord, now: float, unheard_s: float, stopped_at:
     if living is not None or record.end is not None:
         return bool(living)
     heard_at = _heard_at(fd, record.host)
-    return not _has_stopped(heard_at, now, stopped_at) and now - heard_at < unheard_s
+    return not _is_silent(heard_at, now, stopped_at) and now - heard_at < unheard_s
 
 
-def _has_stopped(heard_at: float, now: float, stopped_at: float) -> bool:
-    """Whether a saferun was stopped with its leader: one that goes on writes after that, a beat later at the latest."""
+def _was_stopped(fd: int, host: str, now: float, stopped_at: float) -> bool:
+    with suppress(OSError):
+        return _is_silent(mtime_of(fd, f"{host}/{EVENTS}"), now, stopped_at)
+    return False
+
+
+def _is_silent(heard_at: float, now: float, stopped_at: float) -> bool:
+    """Whether a host was stopped with its leader: one that goes on writes after that, a beat later at the latest."""
     return heard_at <= stopped_at + _STOPPING_S < now - BEAT_S and now - heard_at > _SILENT_S
 
 

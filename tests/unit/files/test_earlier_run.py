@@ -370,6 +370,38 @@ def test_the_leader_alone_looks_at_all_hosts_and_moves_nothing_where_that_takes_
         assert aside.name
 
 
+@pytest.mark.parametrize("lives", [False, True])
+def test_of_the_hosts_of_a_job_that_was_stopped_only_those_are_read_that_were_heard_of_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, lives: bool
+) -> None:
+    """A requeue of Slurm ends all of them so: hundreds could not be read within the time there is."""
+    end, at, real, read = {**END, "outcome": "stopped"}, time.time() - 200, earlier_run.living_records, list[str]()
+    for host in ("node1", "node2", "node3"):
+        write_host(tmp_path, host, leads=host == "node1")
+        write_record((tmp_path / host if host != "node1" else tmp_path) / "run.json", host, end=end)
+    write_record(tmp_path / "node3" / "run.json", "node3", ended=not lives)
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (at, at))
+    os.utime(tmp_path / "node3" / "events.jsonl", (at + 155, at + 155))
+
+    def living_records(fd: int, *, until: float) -> Any:
+        open_real = os.open
+
+        def open_noted(path: str, *rest: int, **options: int) -> int:
+            read.append(path)
+            return open_real(path, *rest, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", open_noted)
+            return real(fd, until=until)
+
+    monkeypatch.setattr(earlier_run, "living_records", living_records)
+    aside = set_aside(tmp_path, "node1", leads=True, hosts=["node1", "node2", "node3"])
+    assert bool(aside.name) == (not lives)
+    assert "node3" in read
+    assert {"node1", "node2"}.isdisjoint(read)
+
+
 @pytest.mark.parametrize("process", [HERE, GONE, ELSEWHERE], ids=["alive", "killed", "on another boot"])
 @pytest.mark.parametrize("end", [None, "stopped", "left", "failed"])
 @pytest.mark.parametrize("leads", [False, True])
