@@ -145,9 +145,12 @@ def _move_all(
     problems = list[str]()
     for name in names:
         problem = _move(fd, name, earlier)
-        if name == RUN_JSON and not problem and read_record(fd, f"{earlier}/{name}") != top:
-            _put_back(fd, name, earlier)  # a run of another host has begun here meanwhile
-            return SetAside(unheard_s=0.0)
+        moved = read_record(fd, f"{earlier}/{name}") if name == RUN_JSON and not problem else top
+        # A file system that renames by a copy changes the time.
+        if moved != top and not (moved and top and moved._replace(written_at=top.written_at) == top):
+            is_unreadable = moved is None and _exists(fd, f"{earlier}/{name}")
+            _put_back(fd, name, earlier)  # a run of another host has begun here meanwhile, as far as is known
+            return SetAside(left=f"{name}: it cannot be read") if is_unreadable else SetAside(unheard_s=0.0)
         problems += [problem] if problem else []
     _remove_if_empty(fd, earlier)
     if not _exists(fd, earlier):

@@ -578,6 +578,39 @@ def test_the_run_json_of_a_run_that_begins_meanwhile_is_put_back(
     assert not list(tmp_path.glob("earlier-*"))
 
 
+def test_a_file_system_that_renames_by_a_copy_has_its_earlier_runs_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Object stores do, and the copy has a time of its own."""
+    write_host(tmp_path, "node1", leads=True)
+    os.utime(tmp_path / "run.json", (3600, 3600))
+    before, real = files_in(tmp_path), os.rename
+
+    def rename(old: str, new: str, **directories: Any) -> None:
+        real(old, new, **directories)
+        os.utime(new, dir_fd=directories["dst_dir_fd"])
+
+    monkeypatch.setattr(os, "rename", rename)
+    assert set_aside(tmp_path, "node1", leads=True, hosts=["node1"]).name
+    assert earlier_files(tmp_path) == before
+
+
+def test_a_run_json_that_cannot_be_read_where_it_was_moved_to_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose it is, is not known then, and no other run is."""
+    write_host(tmp_path, "node1", leads=True)
+    before, real = files_in(tmp_path), earlier_run.read_record
+
+    def read_record(fd: int, name: str = "run.json") -> Any:
+        return None if name.startswith("earlier-") else real(fd, name)
+
+    monkeypatch.setattr(earlier_run, "read_record", read_record)
+    assert set_aside(tmp_path, "node1", leads=True, hosts=["node1"]) == SetAside(left="run.json: it cannot be read")
+    assert files_in(tmp_path) == before
+    assert not list(tmp_path.glob("earlier-*"))
+
+
 @pytest.mark.parametrize("outcome", ["succeeded", None])
 @pytest.mark.parametrize(("age_s", "is_moved"), [(400.0, True), (200.0, False)])
 @pytest.mark.parametrize("follows", [False, True])
