@@ -33,6 +33,9 @@ _LARGEST = 1 << 40
 # All hosts adopt the highest one.
 _MOST_ATTEMPTS = 1 << 20
 MOST_SUCCESSORS = 8
+# Fields that a saferun of another state does not write: hosts may differ by an update, and a host of a job that runs
+# when it is updated is started again.
+_NEWER = frozenset({"has_met", "has_begun"})
 LONGEST_RECORD_BYTES = 1 << 20
 # What a host found out about itself, and how it can be probed; both are read by others than these.
 _LONGEST_INFO = 64 << 10
@@ -337,9 +340,9 @@ def decode_assignment(content: bytes | str) -> HostAssignment | None:
 
 
 def typed(shape: Any, content: bytes | str, *, longest: int = LONGEST_RECORD_BYTES) -> Any:  # noqa: ANN401 - a type and a value of it
-    """A value of a shape from JSON with all of its fields; None where it is malformed or out of bounds."""
+    """A value of a shape from JSON; None where it is malformed or out of bounds, or lacks a field that all write."""
     try:
         found = loads(content, longest=longest)
-        return fit(shape, {field: found[field] for field in shape._fields})
+        return fit(shape, {field: found[field] for field in shape._fields if field in found or field not in _NEWER})
     except MALFORMED:
         return None

@@ -150,7 +150,20 @@ def test_a_malformed_place_is_none(records: list[HostRecord], data: st.DataObjec
     field = data.draw(st.sampled_from(sorted(fields)))
     found = decode_assignment(json.dumps({**fields, field: data.draw(JSON)}))
     assert found is None or found.host < found.hosts
-    assert decode_assignment(json.dumps({key: fields[key] for key in fields if key != field})) is None
+    rest = decode_assignment(json.dumps({key: fields[key] for key in fields if key != field}))
+    assert (rest is None) == (field != "has_begun")  # which a saferun of another state may not know
+
+
+def test_hosts_of_another_state_of_saferun_are_understood() -> None:
+    """Some hosts of a job may have been updated, or all while it runs."""
+    record = HostRecord("node1", (TaskRecord(1, "default", 1),), has_met=True)
+    fields = json.loads(encode_record(record))
+    del fields["has_met"]
+    assert decode_record(json.dumps(fields)) == record._replace(has_met=False)
+    assignment = assign([record])[0]
+    fields = json.loads(encode_assignment(assignment))
+    del fields["has_begun"]
+    assert decode_assignment(json.dumps(fields)) == assignment._replace(has_begun=False)
 
 
 @given(st.binary(max_size=60))
