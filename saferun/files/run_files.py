@@ -244,8 +244,9 @@ def host_names(fd: int, until: float = math.inf) -> list[str]:
         for entry in islice(entries, _MOST_HOSTS):
             if time.monotonic() > until:
                 break
-            if not entry.name.startswith(EARLIER) and entry.is_dir(follow_symlinks=False):
-                names.append(entry.name)
+            with suppress(OSError):  # of one alone: the others may live
+                if not entry.name.startswith(EARLIER) and entry.is_dir(follow_symlinks=False):
+                    names.append(entry.name)
     return sorted(names)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +15,7 @@ from saferun.files.run_files import living_records, may_live, open_run, read_rec
 from tests.unit.described_runs import ELSEWHERE, GONE, HERE, make_run
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from saferun.files.run_files import RunState
@@ -167,6 +170,34 @@ def test_a_run_below_another_one_is_no_host_of_it(tmp_path: Path, end: tuple[int
     assert read_state(fd).name == "unknown"
     os.close(fd)
     assert lives(path)  # what is below it is not deleted
+
+
+def test_a_directory_that_cannot_be_looked_at_hides_no_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stale handle on NFS; the run would be removed while a host uses it."""
+    path = make_run(tmp_path, NAME)
+    for host in ("node0", "node2"):
+        (path / host).mkdir()
+    record = json.loads((path / "run.json").read_text())
+    living = {**record, "host": "node2", "process": ELSEWHERE._asdict(), "end": None}
+    (path / "node2" / "run.json").write_text(json.dumps(living))
+    real = os.scandir
+
+    class Stale:
+        name = "node0"
+
+        def is_dir(self, *, follow_symlinks: bool) -> bool:
+            del follow_symlinks
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    @contextmanager
+    def scandir(fd: int) -> Iterator[Any]:
+        with real(fd) as entries:
+            found = {entry.name: entry for entry in entries}
+        stale = [Stale()] if found.pop("node0", None) else []
+        yield iter([*stale, *found.values()])
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert lives(path)
 
 
 def test_a_hang_that_goes_on_is_the_state(tmp_path: Path) -> None:
