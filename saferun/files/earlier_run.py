@@ -369,8 +369,12 @@ def _own_files(fd: int) -> set[tuple[str, _Identity | None]]:
     found = set()
     with suppress(OSError):
         for folder in os.listdir(fd):
-            if folder.startswith(EARLIER):
-                found |= {(name, _identity(fd, f"{folder}/{name}")) for name in _OF_THE_JOB}
+            below = open_below(fd, folder) if folder.startswith(EARLIER) else -1
+            if below >= 0:
+                # Each is listed once: a job of a thousand hosts leaves a thousand of them each time it runs.
+                names = set(names_in(below, _MOST_NAMES)).intersection(_OF_THE_JOB)
+                found |= {(name, _identity(below, name)) for name in names}
+                os.close(below)
     return found
 
 

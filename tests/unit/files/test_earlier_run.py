@@ -279,6 +279,27 @@ def test_any_number_of_hosts_set_their_files_aside_within_a_second(
     assert len(made) < 5 * len(hosts)
 
 
+def test_of_the_directories_of_earlier_runs_each_is_listed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each host makes one at each start: a job of a thousand hosts would ask the file server for 7000 files."""
+    write_host(tmp_path, "node1", leads=True)
+    folders = [f"earlier-{number}" for number in range(50)]
+    for folder in folders:
+        (tmp_path / folder / "node2").mkdir(parents=True)
+    asked, real = list[object](), os.stat
+
+    def stat(path: Any, **options: Any) -> os.stat_result:
+        asked.append(path)
+        return real(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    aside = set_aside(tmp_path, "node1", leads=True, hosts=["node1"])
+    monkeypatch.undo()
+    assert aside.name
+    assert not [path for path in asked if str(path).partition("/")[0] in folders]
+
+
 def test_only_what_is_an_ended_host_s_is_moved(tmp_path: Path) -> None:
     """Not a host of this run, one that lives or says nothing, another run below it, or what is the user's own."""
     for host in ("node1", "node2", "node3", "node4"):
