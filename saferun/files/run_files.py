@@ -36,7 +36,7 @@ _SURELY_UNHEARD_S = 14 * 24 * 3600.0
 # How long after the first hosts of a job were stopped the last ones may write that were stopped with them, until they
 # are killed. Slurm's KillWait is 30 s.
 _STOPPING_S = 35.0
-# A host that lives is heard of once a beat; one beat may be missed, and clocks differ.
+# A host that lives writes at each beat; one beat may be missed, and clocks differ.
 _SILENT_S = 2 * BEAT_S + 10.0
 _LONGEST_JSON = 16 << 20
 _LONGEST_NAME = 200
@@ -152,8 +152,8 @@ def living_records(fd: int, now: float | None = None, until: float = math.inf) -
     Args:
         fd: its directory.
         now: seconds since the epoch.
-        until: how long it may take, in monotonic seconds. Then of a host that was stopped with the leader no more than
-            the time of its events.jsonl is looked at: there may be a thousand.
+        until: how long it may take, in monotonic seconds. A thousand hosts may have been stopped with the
+            leader: of those, only the time of events.jsonl is read then.
 
     Raises:
         TimeoutError: it has taken longer.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from saferun.files import earlier_run
+from saferun.files import earlier_run, run_files
 from saferun.files.earlier_run import SetAside
 from saferun.files.run_dir import RunDirectory
 from saferun.linux.process_identity import ProcessIdentity
@@ -396,7 +396,7 @@ def test_of_the_hosts_of_a_job_that_was_stopped_only_those_are_read_that_were_he
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, lives: bool
 ) -> None:
     """A requeue of Slurm ends all of them so: hundreds could not be read within the time there is."""
-    end, at, real, read = {**END, "outcome": "stopped"}, time.time() - 200, earlier_run.living_records, list[str]()
+    end, at, real, read = {**END, "outcome": "stopped"}, time.time() - 200, run_files.living_records, list[str]()
     for host in ("node1", "node2", "node3"):
         write_host(tmp_path, host, leads=host == "node1")
         write_record((tmp_path / host if host != "node1" else tmp_path) / "run.json", host, end=end)
@@ -621,7 +621,7 @@ def test_a_run_json_that_cannot_be_read_where_it_was_moved_to_is_put_back(
 ) -> None:
     """Whose it is, is not known then, and no other run is."""
     write_host(tmp_path, "node1", leads=True)
-    before, real = files_in(tmp_path), earlier_run.read_record
+    before, real = files_in(tmp_path), run_files.read_record
 
     def read_record(fd: int, name: str = "run.json") -> Any:
         return None if name.startswith("earlier-") else real(fd, name)
