@@ -51,6 +51,8 @@ _SHORT = rf"(?:(?<![^\s\"'|])|{_COLOR})"
 _SHORT_ROW = Shape(rf"{_SHORT}(?:{_BASE64}{{4}}){{1,10}}+(?={_BEHIND}\Z)")
 _CHECKSUM = Shape(rf"{_SHORT}=[A-Za-z0-9+/]{{4}}(?={_BEHIND}\Z)")  # of PGP
 _LONGEST = 16384
+_MOST_BLANK = 2
+"""Behind a header. What separates rows is read again from each of these lines on."""
 
 
 def without_private_keys(text: str, instead: str) -> str:
@@ -102,6 +104,7 @@ def _behind_rows(text: str, begin: int, limit: int) -> int:
     """
     end = at = begin
     width = 0  # of what stands ahead of its lines, in a log
+    blank = 0  # lines behind a header
     while True:
         rows = _ROWS().match(text, at, limit)
         if rows is not None and rows.end() > at:
@@ -127,8 +130,11 @@ def _behind_rows(text: str, begin: int, limit: int) -> int:
         header = _HEADER_OF_LOG().search(text, line, stop)
         if header is not None:
             width = header.start() - line
-        elif not width or len(text[line:stop].rstrip()) > width:
+            blank = 0
+        elif not width or blank == _MOST_BLANK or len(text[line:stop].rstrip()) > width:
             return end
+        else:
+            blank += 1
         at = stop
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from saferun.model import RankEnd
 from saferun.report.console_text import failure_text
 from saferun.report.report_json import Incident, Run, build_report
 from saferun.report.report_text import build_report_text
+from saferun.text import private_keys
 from saferun.text.bounded_json import Page, redacted_command, redacted_command_line, redacted_line, shown
 from saferun.text.evidence_redaction import evidence_without_secrets
 from saferun.text.failure_record import traceback_lines
@@ -221,6 +223,9 @@ def test_texts_with_line_ends_within_stay_as_many() -> None:
         f"{'Ab1' * 20} " * 200 + END,
         f"{'Ab1' * 20} " * 200 + "!" + END,
         "\nabcd" * 3000 + END,
+        f"{BEGIN}\nINFO Hash: a\n" + "|\n" * 8000,
+        f"{BEGIN}\nINFO Hash: a\n" + "\\n'" * 5000,
+        f"[rank0]: {BEGIN}\n[rank0]: Version: 2\n" + "[rank0]: \n" * 1500,
     ],
 )
 def test_the_time_for_hostile_keys_is_proportional_to_their_length(unit: str) -> None:
@@ -228,3 +233,20 @@ def test_the_time_for_hostile_keys_is_proportional_to_their_length(unit: str) ->
     text = f"PRIVATE KEY{unit * ((1 << 18) // len(unit))}"
     redacted_text(text)
     lines_without_keys(text.split("\n"))
+
+
+@pytest.mark.parametrize("unit", ["|\n", "\\n'", "[rank0]: \n", "     \n"])
+def test_of_what_follows_a_header_in_a_log_few_lines_are_examined(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From each of them on, what may separate rows is read as far as it goes."""
+    read: list[int] = []
+    rows = private_keys._ROWS()
+
+    def match(text: str, at: int, limit: int) -> re.Match[str] | None:
+        read.append(at)
+        return rows.match(text, at, limit)
+
+    monkeypatch.setattr(private_keys, "_ROWS", lambda: SimpleNamespace(match=match))
+    for header in ("INFO Hash: a", "[rank0]: Version: 2"):
+        read.clear()
+        redacted_text(f"{BEGIN}\n{header}\n" + unit * 1500)
+        assert 1 <= len(read) <= 8
