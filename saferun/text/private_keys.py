@@ -26,7 +26,11 @@ _COLOR = r"\x1b\[[0-9;]{0,16}m"
 # and what stands behind a row on its line.
 _BETWEEN = rf"(?:{_ESCAPED}|[\s\"',+|\\]|b[\"']|{_COLOR}|\[(?:rank|default)?[0-9]{{1,8}}\]:?+)*+"
 _BEHIND = rf"(?:[\s\"',+|)\]]|{_COLOR})*+"
-_HEADER = r"(?:Proc-Type|DEK-Info|Content-Domain|Version|Comment|Charset|Hash|MessageID): [^\r\n\v\\]{1,200}+"
+# A header ends ahead of a row that is on its line, and with its quotes.
+_HEADER = (
+    r"(?:Proc-Type|DEK-Info|Content-Domain|Version|Comment|Charset|Hash|MessageID): "
+    rf"(?:{_BASE64}{{1,39}}+(?!{_BASE64})|(?![\"'](?:[\s,+|)\]]|\Z))[^\r\n\v\\A-Za-z0-9+/=]){{1,200}}+"
+)
 # Of a key that is cut off, its rows of base64 are redacted, ...
 _ROWS = Shape(rf"(?:{_BETWEEN}(?:{_HEADER}{_BETWEEN}){{0,8}}+{_BASE64}{{40,}}+)*+")
 # ... and then the last one, which is shorter or cut off itself, and no word.

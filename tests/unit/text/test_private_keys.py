@@ -33,6 +33,8 @@ PGP = "-----BEGIN PGP PRIVATE KEY BLOCK-----"
 BEFORE = ["Traceback (most recent call last):", '  File "/home/me/train.py", line 7, in main']
 AFTER = ["RuntimeError: it cannot be parsed", "see /home/me/project/some/where/without/a/name"]
 
+ENCRYPTED = [BEGIN, "Proc-Type: 4,ENCRYPTED", f"DEK-Info: AES-128-CBC,{'0123456789ABCDEF' * 2}", ""]
+
 PRINTED = {
     "whole": [*BEFORE, *KEY, *AFTER],
     "in a message": [*BEFORE, f"ValueError: bad key: {BEGIN}", *ROWS, END, *AFTER],
@@ -57,6 +59,14 @@ PRINTED = {
     "as bytes, without its end": [*BEFORE, repr([f"{line}\n".encode() for line in KEY[:30]])],
     "folded, without its beginning": [" ".join([*ROWS[30:], END]), *AFTER],
     "as a list of strings, without its beginning": [repr([*ROWS[30:], END]), *AFTER],
+    "encrypted, as a list, without its end": [*BEFORE, repr([*ENCRYPTED, *ROWS[:30]])],
+    "encrypted, folded, without its end": [*BEFORE, " ".join([*ENCRYPTED, *ROWS[:30]])],
+    "encrypted, with long rows, folded, without its end": [
+        *BEFORE,
+        " ".join([*ENCRYPTED, *(BODY[at : at + 76] for at in range(0, 2280, 76))]),
+    ],
+    "of PGP, as a list, without its end": [*BEFORE, repr([PGP, "Version: GnuPG v2", "Comment: Bob's", "", *ROWS[:30]])],
+    "of PGP, folded, without its end": [*BEFORE, " ".join([PGP, "Version: GnuPG v2", "", *ROWS[:30]])],
     "escaped as JSON, without its end": [*BEFORE, json.dumps("\n".join(KEY[:30])).replace("\\n", "\\u000a")],
 }
 
@@ -223,6 +233,8 @@ def test_texts_with_line_ends_within_stay_as_many() -> None:
         f"{'Ab1' * 20} " * 200 + END,
         f"{'Ab1' * 20} " * 200 + "!" + END,
         "\nabcd" * 3000 + END,
+        f"{BEGIN}\n" + f"Hash: {'a' * 39}." * 400,
+        f"{BEGIN}\n" + ("Hash: " + ("a" * 39 + ".") * 4 + "\n") * 100,
         f"{BEGIN}\nINFO Hash: a\n" + "|\n" * 8000,
         f"{BEGIN}\nINFO Hash: a\n" + "\\n'" * 5000,
         f"[rank0]: {BEGIN}\n[rank0]: Version: 2\n" + "[rank0]: \n" * 1500,
