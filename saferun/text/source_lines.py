@@ -9,14 +9,15 @@ import re
 
 from saferun.text.token_shapes import Shape
 
-# A call or an item, whose bracket is closed on its line and ends a value; and a variable, which no bare word follows.
+# A call or an item, whose bracket is closed on its line and ends a value; and a variable, which no bare word follows,
+# and a sign only behind a blank: ``password@2024`` may be a password.
 _CALL = Shape(
     r"(?P<what>[a-z_]\w{0,80}+(?:\.[A-Za-z_]\w{0,80}+){0,9}+)"
     r"(?:\([^)\r\n\v]{0,300}+\)|\[[^]\r\n\v]{0,300}+\])(?=[\s.,:;()\[\]}]|\Z)"
 )
 _VARIABLE = Shape(
     r"(?P<what>[a-z_][a-z0-9_]{0,80}+(?:\.[a-z_][a-z0-9_]{0,80}+){0,9}+)"
-    r"(?=[ \t]*+(?:[\r\n\v,:;)\]}#+\-*/%|&<>=!@^]|(?:if|else|or|and|for|in|is|not)\b|\Z))"
+    r"(?=[,:)\]}]|[ \t]*+(?:[\r\n\v]|\Z)|[ \t]++(?:[,:;)\]}#+\-*/%|&<>=!@^]|(?:if|else|or|and|for|in|is|not)\b))"
 )
 # A digit ahead of a letter, as names and numbers of a program seldom have it.
 _PART = Shape(r"[A-Za-z0-9]++|'[^']*+'|\"[^\"]*+\"")

@@ -220,6 +220,16 @@ HIDDEN = [
     (f"    password = ab(c).{S.lower()}", "    password = "),
     (f"connect(host=h, password=abc({S.lower()}))", "connect(host=h, password="),
     (f"    token = token {S.lower()}", "    token = token "),
+    *(
+        (f"{name} = {value}{sign}{S.lower()}", f"{name} = ")
+        for name, value in (
+            ("db.password", "password"),
+            ("    password", "password"),
+            ("    password", "tiger.password"),
+            ("    password", "self.password"),
+        )
+        for sign in "#+-*/%|&<>=!@^"
+    ),
     (f"password = {S}(def", "password = "),
     (f"password = {S}[def]ghi", "password = "),
     (f"password = self.{S}!x", "password = "),
