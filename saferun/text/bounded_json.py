@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -175,14 +176,24 @@ def redacted_command(argv: Sequence[str]) -> list[str]:
 def redacted_command_line(command: str, limit: int = 1000) -> str:
     """The same for a command line that is one string."""
     [whole] = lines_without_keys([_beginning(command, 2 * limit)])
-    arguments = _BETWEEN_ARGUMENTS().split(whole)[: 2 * _MOST_ARGUMENTS - 1]
-    arguments[::2] = redacted_command(arguments[::2])
-    return _cut("".join(arguments), limit)
+    arguments = whole.split(" ")[:_MOST_ARGUMENTS]
+    split = _OPTION_LINES().split
+    pairs = [
+        (split(before), split(after)) for before, after in zip(arguments, redacted_arguments(arguments), strict=True)
+    ]
+    # What extended over several lines, as in quotes, was redacted as a whole; else its lines are arguments, too.
+    pieces = [after if len(after) == len(before) else before for before, after in pairs]
+    redacted = iter(redacted_arguments(chain.from_iterable(pieces)))
+    found: list[str] = []
+    for each, (_, after) in zip(pieces, pairs, strict=True):
+        of_lines = [*islice(redacted, len(each))]
+        found.append("\v".join(of_lines if each is after else after))
+    return _cut(" ".join(found), limit)
 
 
 # Line ends as white space, which no unquoted value contains; a quoted value may: it is redacted as a whole.
 _LINE_ENDS = str.maketrans("\r\n", "\v\v")
-_BETWEEN_ARGUMENTS = Shape(r"( |\v(?=--))")
+_OPTION_LINES = Shape(r"\v(?=--)")
 
 
 def _beginning(text: str, limit: int) -> str:

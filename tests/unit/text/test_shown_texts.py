@@ -52,7 +52,15 @@ def test_an_option_on_a_line_of_its_own_is_redacted() -> None:
     command = "python x.py \\\n--password hunter2 --lr 1\n--api-key=hunter2 \\\n  --token hunter2"
     line = f"python x.py \\?--password {REDACTED} --lr 1?--api-key={REDACTED} \\?  --token {REDACTED}"
     assert redacted_command_line(command) == line
+    assert redacted_command_line("--password hunter2\n--token hunter3 x") == f"--password {REDACTED} {REDACTED} x"
     assert redacted_command_line("a " * 3000, 5000) == "a " * 999 + "a"
+
+
+@pytest.mark.parametrize("value", [f"'abc\n--{S}'", f'"abc\r\n--{S}"', f"abc\n--{S}", f"abc\n--{S.lower()}"])
+@pytest.mark.parametrize("option", ["--password ", "--password=", "SECRET=", "--env SECRET="])
+def test_a_secret_with_a_line_that_looks_like_an_option_is_redacted(option: str, value: str) -> None:
+    """It is one argument: only blanks separate them."""
+    assert redacted_command_line(f"train {option}{value} --lr 1") == f"train {option}{REDACTED} --lr 1"
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
