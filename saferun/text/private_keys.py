@@ -34,9 +34,13 @@ _HEADER = (
 # Of a key that is cut off, its rows of base64 are redacted, ...
 _ROWS = Shape(rf"(?:{_BETWEEN}(?:{_HEADER}{_BETWEEN}){{0,8}}+{_BASE64}{{40,}}+)*+")
 # ... and then the last one, which is shorter or cut off itself, and no word.
-_AT_TEXT_END = rf"(?![A-Za-z]?[a-z]*+(?!{_BASE64})){_BASE64}{{1,64}}+(?=[ \t\"',+]*+(?:…|\Z))"
+_ERROR = "[A-Z][A-Za-z]{0,60}?(?:Error|Exception|Exit|Interrupt|Warning)"
+_AT_TEXT_END = rf"(?!(?:[A-Za-z]?[a-z]*+|{_ERROR})(?!{_BASE64})){_BASE64}{{1,64}}+(?=[ \t\"',+]*+(?:…|\Z))"
 _LINE_ENDS = rf"(?=[ \t\"',+]*+(?:[\r\n\v\\]|{_COLOR}))"
-_CUT = rf"(?=[A-Za-z]*+[0-9]){_BASE64}{{8,64}}+{_LINE_ENDS}"
+# Names of types and paths consist of words, which have vowels: ``RuntimeError``, ``train/step``.
+_WORD = r"(?:[A-Z]{0,5}+(?=[a-z]*[aeiouy])[a-z]{2,}+)++"
+_WORDS = rf"(?:[/=]?{_WORD}(?:[/=]{_WORD})*+/?|[A-Z]++)(?!{_BASE64})"
+_CUT = rf"(?!{_WORDS}){_BASE64}{{8,64}}+{_LINE_ENDS}"
 _SHORTER = rf"(?=[A-Za-z]*+[0-9+/=])(?:{_BASE64}{{4}}){{1,16}}+{_LINE_ENDS}"
 _LAST_ROW = Shape(rf"{_BETWEEN}(?:{_AT_TEXT_END}|{_SHORTER}|{_CUT})")
 _FIRST_ROW = Shape(rf"{_BETWEEN}(?:{_AT_TEXT_END}|{_CUT})")

@@ -165,6 +165,10 @@ def test_no_part_of_a_private_key_is_in_what_a_diagnosis_is_made_of() -> None:
         [f"ValueError: the file lacks {BEGIN}", f"INFO read /home/Me/Project/{'Run7/' * 9}key", *AFTER],
         [*KEY[:30], "Killed", *AFTER],
         [*KEY[:30], "Killed"],
+        [*KEY[:30], "OSError"],
+        [*KEY[:30], "KeyboardInterrupt"],
+        [*KEY[:30], "KeyboardInterrupt", *AFTER],
+        [*KEY[:30], "train/checkpoints", *AFTER],
         [*(f"INFO {line}" for line in KEY[:30]), "INFO done", *BEFORE, *AFTER],
     ],
     ids=[
@@ -177,6 +181,10 @@ def test_no_part_of_a_private_key_is_in_what_a_diagnosis_is_made_of() -> None:
         "ahead of a path",
         "without its end, ahead of a word",
         "and ahead of nothing else",
+        "without its end, ahead of an error",
+        "without its end, ahead of an interrupt",
+        "without its end, ahead of an interrupt and others",
+        "without its end, ahead of a path",
         "in a log",
     ],
 )
@@ -186,6 +194,17 @@ def test_lines_behind_a_private_key_that_is_cut_off_stay(lines: list[str]) -> No
     behind = [line for line in lines if BEGIN not in line and not any(row in line for row in ROWS)]
     assert found[-len(behind) :] == behind
     assert not any(row in "\n".join(found) for row in ROWS)
+
+
+@pytest.mark.parametrize(
+    "last", ["hFxQZwPGMk", "xxgHkvKOCuzn", f"{'hFxQ' * 8}Zw", "/hFxQZwPGMk7", "hFx+QZwPGM/k7s", "Q/l1xUW22HD3nj"]
+)
+@pytest.mark.parametrize("form", ["{}", "    {}", "INFO {}"])
+def test_a_row_that_is_cut_off_is_redacted_with_its_key(form: str, last: str) -> None:
+    """It may have letters only, or begin with a sign."""
+    lines = [form.format(line) for line in (*KEY[:30], last)]
+    assert lines_without_keys([*lines, *AFTER]) == [form.format(REDACTED), *AFTER]
+    assert redacted_text(repr("\n".join([*KEY[:30], last]))) == f"'{REDACTED}'"
 
 
 def test_lines_without_a_private_key_stay_as_they_are() -> None:
@@ -235,6 +254,9 @@ def test_texts_with_line_ends_within_stay_as_many() -> None:
         "\nabcd" * 3000 + END,
         f"{BEGIN}\n" + f"Hash: {'a' * 39}." * 400,
         f"{BEGIN}\n" + ("Hash: " + ("a" * 39 + ".") * 4 + "\n") * 100,
+        f"{BEGIN}\n{'xz' * 8000}\n",
+        f"{BEGIN}\n{'A' * 40}\n{'AAxa' * 4000}\n",
+        f"{BEGIN}\n" + f"INFO Hash: a\n{'xz' * 400}\n" * 20,
         f"{BEGIN}\nINFO Hash: a\n" + "|\n" * 8000,
         f"{BEGIN}\nINFO Hash: a\n" + "\\n'" * 5000,
         f"[rank0]: {BEGIN}\n[rank0]: Version: 2\n" + "[rank0]: \n" * 1500,
