@@ -24,6 +24,7 @@ _PART = Shape(r"[A-Za-z0-9]++|'[^']*+'|\"[^\"]*+\"")
 _ODD = Shape(r"[A-Za-z0-9]*?[0-9][A-Za-z]")
 _USUAL = Shape(
     r"[0-9]{1,9}[a-z]{1,5}|[0-9]{1,9}e[0-9]{1,3}|0x[0-9a-f]+|[a-z]+2[a-z]+[0-9]?"
+    r"|e[0-9]m[0-9](?:b11)?(?:fn)?(?:uz)?|layer[0-9]{1,3}[a-z]{1,9}"
     r"|(?:a85|b16|b32|b64|b85|base16|base32|base64|h5|i18n|k8s|md5|s3|sha1|sha256|sha512|x509)[a-z]*",
     re.IGNORECASE,
 )

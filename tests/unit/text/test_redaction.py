@@ -343,6 +343,8 @@ OPEN = [
     "    secret = b64decode(raw)  # as it was stored",
     "    token = model.sample(logits[:, -1], temperature=0.8, floor=1e4, mask=0x7fff, seed=s1)",
     "    token = gpt2tokenizer(text)['input_ids']",
+    "    token = x.to(torch.float8_e4m3fn)",
+    "    token = model.layer1block(hidden)",
     "token indices sequence length is longer than 4096; tokens: 12345678; tokens/s: 1.2e6; 401 tokens left",
 ]
 
