@@ -27,26 +27,25 @@ _COLOR = r"\x1b\[[0-9;]{0,16}m"
 _BETWEEN = rf"(?:{_ESCAPED}|[\s\"',+|\\]|b[\"']|{_COLOR}|\[(?:rank|default)?[0-9]{{1,8}}\]:?+)*+"
 _BEHIND = rf"(?:[\s\"',+|)\]]|{_COLOR})*+"
 # A header ends ahead of a row that is on its line, and with its quotes.
-_HEADER = (
-    r"(?:Proc-Type|DEK-Info|Content-Domain|Version|Comment|Charset|Hash|MessageID): "
-    rf"(?:{_BASE64}{{1,39}}+(?!{_BASE64})|(?![\"'](?:[\s,+|)\]]|\Z))[^\r\n\v\\A-Za-z0-9+/=]){{1,200}}+"
-)
+_TAIL = rf"(?:{_BASE64}{{1,39}}+(?!{_BASE64})|(?![\"'](?:[\s,+|)\]]|\Z))[^\r\n\v\\A-Za-z0-9+/=]){{1,200}}+"
+_OF_PEM = "Proc-Type|DEK-Info|Content-Domain"  # no other text has them
+_HEADER = rf"(?:{_OF_PEM}|Version|Comment|Charset|Hash|MessageID): {_TAIL}"
 # Of a key that is cut off, its rows of base64 are redacted, ...
-_ROWS = Shape(rf"(?:{_BETWEEN}(?:{_HEADER}{_BETWEEN}){{0,8}}+{_BASE64}{{40,}}+)*+")
+_ROWS = Shape(rf"(?:{_BETWEEN}(?:(?:{_OF_PEM}): {_TAIL}|(?:{_HEADER}{_BETWEEN}){{0,8}}+{_BASE64}{{40,}}+))*+")
+_MIXED = r"(?=[a-z0-9+/=]*+[A-Z])(?=[A-Z0-9+/=]*+[a-z])(?=[A-Za-z+/=]*+[0-9])"
 # ... and then the last one, which is shorter or cut off itself, and no word.
 _ERROR = "[A-Z][A-Za-z]{0,60}?(?:Error|Exception|Exit|Interrupt|Warning)"
-_AT_TEXT_END = rf"(?!(?:[A-Za-z]?[a-z]*+|{_ERROR})(?!{_BASE64})){_BASE64}{{1,64}}+(?=[ \t\"',+]*+(?:…|\Z))"
-_LINE_ENDS = rf"(?=[ \t\"',+]*+(?:[\r\n\v\\]|{_COLOR}))"
+_AT_TEXT_END = rf"(?!(?:[A-Za-z]?[a-z]*+|{_ERROR})(?!{_BASE64})){_BASE64}{{1,64}}+(?=[ \t\"',+)\]}}]*+(?:…|\Z))"
+_LINE_ENDS = rf"(?=[ \t\"',+)\]}}]*+(?:[\r\n\v\\]|{_COLOR}))"
 # Names of types and paths consist of words, which have vowels: ``RuntimeError``, ``train/step``.
 _WORD = r"(?:[A-Z]{0,5}+(?=[a-z]*[aeiouy])[a-z]{2,}+)++"
 _WORDS = rf"(?:[/=]?{_WORD}(?:[/=]{_WORD})*+/?|[A-Z]++)(?!{_BASE64})"
 _CUT = rf"(?!{_WORDS}){_BASE64}{{8,64}}+{_LINE_ENDS}"
-_SHORTER = rf"(?=[A-Za-z]*+[0-9+/=])(?:{_BASE64}{{4}}){{1,16}}+{_LINE_ENDS}"
+_SHORTER = rf"(?:(?=[A-Za-z]*+[0-9+/=])(?:{_BASE64}{{4}}){{1,16}}+|{_MIXED}{_BASE64}{{5,7}}+){_LINE_ENDS}"
 _LAST_ROW = Shape(rf"{_BETWEEN}(?:{_AT_TEXT_END}|{_SHORTER}|{_CUT})")
 _FIRST_ROW = Shape(rf"{_BETWEEN}(?:{_AT_TEXT_END}|{_CUT})")
 # The same of log lines, which have something ahead of them.
 _TO_NEXT_LINE = Shape(rf"(?:[ \t\"',+|)\]]|{_COLOR})*+{_BREAK}(?:[ \t]*+{_BREAK})*+")
-_MIXED = r"(?=[a-z0-9+/=]*+[A-Z])(?=[A-Z0-9+/=]*+[a-z])(?=[A-Za-z+/=]*+[0-9])"
 _ROW_OF_LOG = Shape(rf"(?<!{_BASE64}){_MIXED}{_BASE64}{{40,}}+(?={_BEHIND}\Z)")
 _LAST_OF_LOG = Shape(rf"(?<!{_BASE64})(?:{_AT_TEXT_END}|{_SHORTER}|{_CUT})")
 _HEADER_OF_LOG = Shape(rf"(?<![\w-]){_HEADER}")

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -197,7 +198,8 @@ def test_lines_behind_a_private_key_that_is_cut_off_stay(lines: list[str]) -> No
 
 
 @pytest.mark.parametrize(
-    "last", ["hFxQZwPGMk", "xxgHkvKOCuzn", f"{'hFxQ' * 8}Zw", "/hFxQZwPGMk7", "hFx+QZwPGM/k7s", "Q/l1xUW22HD3nj"]
+    "last",
+    ["hFxQZwPGMk", "xxgHkvKOCuzn", f"{'hFxQ' * 8}Zw", "/hFxQZwPGMk7", "hFx+QZwPGM/k7s", "Q/l1xUW22HD3nj", "+Zv2J9Qe"],
 )
 @pytest.mark.parametrize("form", ["{}", "    {}", "INFO {}"])
 def test_a_row_that_is_cut_off_is_redacted_with_its_key(form: str, last: str) -> None:
@@ -205,6 +207,16 @@ def test_a_row_that_is_cut_off_is_redacted_with_its_key(form: str, last: str) ->
     lines = [form.format(line) for line in (*KEY[:30], last)]
     assert lines_without_keys([*lines, *AFTER]) == [form.format(REDACTED), *AFTER]
     assert redacted_text(repr("\n".join([*KEY[:30], last]))) == f"'{REDACTED}'"
+
+
+@pytest.mark.parametrize("form", ["\n".join, " ".join, repr, lambda lines: json.dumps("\n".join(lines))])
+def test_a_first_row_that_is_cut_off_is_redacted_behind_headers(form: Callable[[list[str]], str]) -> None:
+    """The text ends within it."""
+    for length in (9, 20, 39):
+        text = form([*ENCRYPTED, ROWS[0][:length]])
+        assert ROWS[0][:8] not in redacted_text(text)
+        assert ROWS[0][:8] not in redacted_text(text.rstrip("]\"'"))
+        assert AFTER[0] in redacted_text(f"{text}\n{AFTER[0]}")
 
 
 def test_lines_without_a_private_key_stay_as_they_are() -> None:
