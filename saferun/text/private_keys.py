@@ -37,10 +37,10 @@ _MIXED = r"(?=[a-z0-9+/=]*+[A-Z])(?=[A-Z0-9+/=]*+[a-z])(?=[A-Za-z+/=]*+[0-9])"
 _ERROR = "[A-Z][A-Za-z]{0,60}?(?:Error|Exception|Exit|Interrupt|Warning)"
 _AT_TEXT_END = rf"(?!(?:[A-Za-z]?[a-z]*+|{_ERROR})(?!{_BASE64})){_BASE64}{{1,64}}+(?=[ \t\"',+)\]}}]*+(?:…|\Z))"
 _LINE_ENDS = rf"(?=[ \t\"',+)\]}}]*+(?:[\r\n\v\\]|{_COLOR}))"
-# Names of types and paths consist of words, which have vowels: ``RuntimeError``, ``train/step``.
-_WORD = r"(?:[A-Z]{0,5}+(?=[a-z]*[aeiouy])[a-z]{2,}+)++"
-_WORDS = rf"(?:[/=]?{_WORD}(?:[/=]{_WORD})*+/?|[A-Z]++)(?!{_BASE64})"
-_CUT = rf"(?!{_WORDS}){_BASE64}{{8,64}}+{_LINE_ENDS}"
+# Names of types and paths, of parts that have vowels: ``RuntimeError``, ``train/step``.
+_PART = r"(?:[A-Z]{0,5}+(?=[a-z]*[aeiouy])[a-z]{2,}+)++"
+_NAMES = rf"(?:[/=]?{_PART}(?:[/=]{_PART})*+/?|[A-Z]++)(?!{_BASE64})"
+_CUT = rf"(?!{_NAMES}){_BASE64}{{8,64}}+{_LINE_ENDS}"
 _SHORTER = rf"(?:(?=[A-Za-z]*+[0-9+/=])(?:{_BASE64}{{4}}){{1,16}}+|{_MIXED}{_BASE64}{{5,7}}+){_LINE_ENDS}"
 _LAST_ROW = Shape(rf"{_BETWEEN}(?:{_AT_TEXT_END}|{_SHORTER}|{_CUT})")
 _FIRST_ROW = Shape(rf"{_BETWEEN}(?:{_AT_TEXT_END}|{_CUT})")
