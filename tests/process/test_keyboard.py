@@ -323,7 +323,8 @@ await_release("end")
 """
     with on_terminal(tmp_path, program, nproc=2, arguments=[str(megabytes)]) as (job, terminal):
         asks(terminal)
-        job.hear("flooded")
+        # A pseudo-terminal gives a few kilobytes at a time: on a busy machine 100 MB take more than a minute.
+        job.hear("flooded", timeout_s=600.0)
         size = megabytes * 1_000_000 + len("the last line\n")
         (log,) = job.run_dir.glob("*/attempt_0/rank_0/stdout.log")
         until(lambda: log.stat().st_size == size, "the file has all of it")
