@@ -305,11 +305,7 @@ def _may_listen_on_loopback(info: HostInfo, holders: Mapping[str, Sequence[set[s
 
 def _unanswered(info: HostInfo) -> CheckResult:
     """A warning: the name server may answer when the ranks ask."""
-    message = (
-        f"its own name {info.unanswered} cannot be resolved now (no name server answers): if it still cannot be when "
-        "the ranks meet, gloo listens on loopback, where no other host reaches it"
-    )
-    hint = own_name_hint(_usable(info))
+    message, hint = unanswered_text(info.unanswered), own_name_hint(_usable(info))
     return CheckResult("names", "warn", message, hint, class_name="name_resolution", transient=True, host=info.label)
 
 
@@ -353,6 +349,14 @@ def _is_announced(info: HostInfo, holders: Mapping[str, Sequence[set[str]]]) -> 
     machine = _addresses_of_machine(info)
     found = holders.get(address, ())  # none has an address that leads each host to itself
     return bool(found) and not any(machine.isdisjoint(other) for other in found)
+
+
+def unanswered_text(name: str) -> str:
+    """What follows where no name server answers for a host's own name."""
+    return (
+        f"its own name {name} cannot be resolved now (no name server answers): if it still cannot be when the ranks "
+        "meet, gloo listens on loopback, where no other host reaches it"
+    )
 
 
 def own_name_hint(nic: str) -> str:

@@ -77,7 +77,7 @@ def fit(shape: Any, raw: Any) -> Any:  # noqa: ANN401 - a type and a value of it
         ValueError: it does not fit.
         TypeError: likewise.
     """
-    return (_decoders.get(shape) or _decoder_of(shape))(raw)
+    return _decoder_of(shape)(raw)
 
 
 # What a type means is found out once for each named tuple: a leader decodes the messages of thousands of hosts.

@@ -12,7 +12,14 @@ from saferun.model import Value
 from saferun.preflight.checks.answers import failure, ok, warning
 from saferun.preflight.checks.backend import GLOO, known_backend
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.default_nics import GLOO_IFNAME, candidates, gloo_choice, is_loopback, own_name_hint
+from saferun.preflight.default_nics import (
+    GLOO_IFNAME,
+    candidates,
+    gloo_choice,
+    is_loopback,
+    own_name_hint,
+    unanswered_text,
+)
 from saferun.preflight.results import CheckResult
 
 DEADLINE_S = 2.0
@@ -161,13 +168,12 @@ def _judge_own(context: CheckContext, own: Lookup, master: Lookup, nics: Sequenc
         message = f"its own name {own.name} resolves to {own.addresses[0]}, which none of its interfaces has"
     if not is_elsewhere(context, master, nics):
         return ok(f"{message}, which does no harm on one machine")
+    tried = candidates(nics, context.environ) or ("the interface between the hosts",)
+    hint = own_name_hint(tried[0])
     if own.error == "unanswered":
         # Gloo asks later, and the name server may answer by then.
-        message += " now: no name server answers. If it still cannot be when the ranks meet, gloo listens on loopback"
-        tried = candidates(nics, context.environ) or ("the interface between the hosts",)
-        return warning(message, own_name_hint(tried[0]), class_name="name_resolution", transient=True)
+        return warning(unanswered_text(own.name), hint, class_name="name_resolution", transient=True)
     # MPI, NCCL and what other accelerators bring do not ask for the host's name.
     answer = failure if known_backend(context) == GLOO else warning
     message += ", so that gloo would listen on loopback, where no other host reaches it"
-    tried = candidates(nics, context.environ) or ("the interface between the hosts",)
-    return answer(message, own_name_hint(tried[0]), class_name="network_interface")
+    return answer(message, hint, class_name="network_interface")

@@ -236,4 +236,4 @@ def test_an_own_name_that_no_name_server_answers_now_is_a_warning(monkeypatch: p
     """A name server that is being restarted: gloo asks later, and may get an answer by then."""
     result = names_check(monkeypatch, socket.EAI_AGAIN)
     assert (result.verdict, result.class_name, result.transient) == ("warn", "name_resolution", True)
-    assert result.message.startswith("its own name node3 cannot be resolved now: no name server answers. If it still ")
+    assert result.message.startswith("its own name node3 cannot be resolved now (no name server answers): if it still ")
