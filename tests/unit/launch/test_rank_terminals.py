@@ -129,7 +129,7 @@ def test_a_rank_that_goes_on_gives_the_keyboard_to_the_next_one(launch_of: Calla
     launch.stdins[0].asks = False
     launch.look()
     assert launch.holder == 0
-    launch.look(after_s=0.3)
+    launch.look(after_s=0.5)
     assert launch.holder == 1
 
 
