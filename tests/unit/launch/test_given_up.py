@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from saferun.launch import orphans
+from saferun.launch import rank_processes
 from saferun.launch.orphans import Orphans
 from saferun.linux.procfs import Stat
 from saferun.model import ExitStatus
@@ -19,9 +19,9 @@ class Numbers:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started = {PID: 100}
-        monkeypatch.setattr(orphans, "descendants_of", self.descendants)
-        monkeypatch.setattr(orphans, "belongs_to_run", lambda _pid, _run_id: True)
-        monkeypatch.setattr(orphans, "read_stat", self.stat)
+        monkeypatch.setattr(rank_processes, "descendants_of", self.descendants)
+        monkeypatch.setattr(rank_processes, "belongs_to_run", lambda _pid, _run_id: True)
+        monkeypatch.setattr(rank_processes, "read_stat", self.stat)
         monkeypatch.setattr(os, "getsid", self.session)
         self.said: list[str] = []
         self.orphans = Orphans(

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from saferun.launch import orphans, process_names
+from saferun.launch import orphans, process_names, rank_processes
 from saferun.launch.orphans import Orphans
 from saferun.linux import activity, connections
 from saferun.linux.procfs import Stat
@@ -22,8 +22,8 @@ class Processes:
         self.belongs: bool | None = None
         self.gone: list[tuple[int, ...]] = []
         self.said: list[str] = []
-        monkeypatch.setattr(orphans, "descendants_of", lambda _pid, _leave_out: [PID])
-        monkeypatch.setattr(orphans, "belongs_to_run", lambda _pid, _run_id: self.belongs)
+        monkeypatch.setattr(rank_processes, "descendants_of", lambda _pid, _leave_out: [PID])
+        monkeypatch.setattr(rank_processes, "belongs_to_run", lambda _pid, _run_id: self.belongs)
         self.orphans = Orphans(
             "run",
             not_ours=frozenset(),
@@ -109,16 +109,17 @@ class Detached(Processes):
         self.listeners: set[int] = set()
         self.killed: list[int] = []
         self.session_of: dict[int, int] = {}
-        monkeypatch.setattr(orphans, "descendants_of", lambda _pid, _leave_out: list(self.pids))
-        monkeypatch.setattr(orphans, "read_environ_entry", lambda pid, name: self.variables(pid).get(name, ""))
-        monkeypatch.setattr(orphans, "read_environ_entries", lambda pid, _names: self.variables(pid))
-        monkeypatch.setattr(orphans, "is_reaper", lambda pid: self.names.get(pid) == "reaper")
-        monkeypatch.setattr(orphans, "read_stat", self.stat)
+        monkeypatch.setattr(rank_processes, "descendants_of", lambda _pid, _leave_out: list(self.pids))
+        monkeypatch.setattr(rank_processes, "read_environ_entries", lambda pid, _names: self.variables(pid))
+        for module in (orphans, rank_processes):
+            monkeypatch.setattr(module, "read_environ_entry", lambda pid, name: self.variables(pid).get(name, ""))
+            monkeypatch.setattr(module, "is_reaper", lambda pid: self.names.get(pid) == "reaper")
+            monkeypatch.setattr(module, "read_stat", self.stat)
         monkeypatch.setattr(wait_sampler, "uses_gpu", self.gpu_users.__contains__)
         monkeypatch.setattr(connections, "listens_on", self.listens_on)
         monkeypatch.setattr(os, "kill", self.kill)
         monkeypatch.setattr(os, "getsid", lambda pid: self.session_of.get(pid, pid))
-        monkeypatch.setattr(orphans, "living_processes", lambda: list(self.pids))
+        monkeypatch.setattr(rank_processes, "living_processes", lambda: list(self.pids))
         self.orphans.note_rank(PID + 100, 3, {**GIVEN, "PATH": "/bin"})
 
     def variables(self, pid: int) -> dict[str, str]:
