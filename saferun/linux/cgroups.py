@@ -197,9 +197,10 @@ def oom_kill_between(
         is_complete = len(lines) >= kills and read_link("/proc/self/ns/pid") == INITIAL_PID_NAMESPACE
         if is_complete:
             return None
-        is_cgroup = all(line.is_cgroup for line in lines)  # then the host did not run out of memory
-        scope, limit_bytes = ("cgroup", 0) if is_cgroup else ("host", after.host_bytes)
-        return OomKill(scope, limit_bytes, rss_bytes, (), kills, "/proc/vmstat")
+        of_host = tuple(dict.fromkeys(line.pid for line in lines if not line.is_cgroup))
+        if not of_host:  # the host did not run out of memory
+            return OomKill("cgroup", 0, rss_bytes, (), kills, "/proc/vmstat")
+        return OomKill("host", after.host_bytes, rss_bytes, of_host, kills, "/proc/vmstat")
     is_cgroup = bool(ours) and ours[-1].is_cgroup
     limits = [after.limit_bytes, *(line.limit_bytes for line in ours)]
     return OomKill(

@@ -57,6 +57,8 @@ _BEHIND_LAST_ROWS = Shape(rf"{_BEHIND}(?:(?:{_BASE64}{{4}}){{1,15}}+{_BEHIND})?"
 _SHORT = rf"(?:(?<![^\s\"'|])|{_COLOR})"
 _SHORT_ROW = Shape(rf"{_SHORT}(?:{_BASE64}{{4}}){{1,10}}+(?={_BEHIND}\Z)")
 _CHECKSUM = Shape(rf"{_SHORT}=[A-Za-z0-9+/]{{4}}(?={_BEHIND}\Z)")  # of PGP
+_LONGEST_SHORT = 256
+"""A short row at the end of a line, with what is behind it but blanks. From each sign on, the rest of it is read."""
 _LONGEST = 16384
 _MOST_BLANK = 2
 """Behind a header. What separates rows is read again from each of these lines on."""
@@ -174,10 +176,11 @@ def _first_row(text: str, after: int, end: int) -> int:
         if row >= 0:
             found = begin + row
             may_be_short = False
-        elif line.strip() and stop < end:  # else it is blank, or the line of the end itself
-            if may_be_short and _CHECKSUM().search(line) is not None:
+        elif (line := line.rstrip()) and stop < end:  # else it is blank, or the line of the end itself
+            tail = max(0, len(line) - _LONGEST_SHORT)
+            if may_be_short and _CHECKSUM().search(line, tail) is not None:
                 continue
-            if not may_be_short or _SHORT_ROW().search(line) is None:
+            if not may_be_short or _SHORT_ROW().search(line, tail) is None:
                 break
             may_be_short = False
     return found

@@ -166,14 +166,14 @@ def test_without_a_counter_a_kill_in_another_cgroup_has_no_limit_for_us(
 
 
 @pytest.mark.parametrize("lines", [HOST_KILL, CGROUP_KILL + HOST_KILL, HOST_KILL + CGROUP_KILL])
-def test_without_a_counter_the_host_ran_out_of_memory_where_its_kernel_says_so(
+def test_without_a_counter_a_kill_for_the_memory_of_the_host_keeps_its_process(
     monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...]
 ) -> None:
-    """A host that did is replaced by a spare; one where a control group did is a good one."""
+    """No rank is known to be the one that was killed, and no host is replaced by a spare for it."""
     monkeypatch.setattr("saferun.linux.cgroups.read_link", lambda _: "pid:[4026532001]")
     before, after = _state(oom_kills=None), _state(oom_kills=None, host_oom_kills=7)
     kill = oom_kill_between(before, after, 3 * GIB, lines, [57])
-    assert kill == OomKill("host", 512 * GIB, 3 * GIB, (), 2, "/proc/vmstat")
+    assert kill == OomKill("host", 512 * GIB, 3 * GIB, (99,), 2, "/proc/vmstat")
 
 
 def test_the_kernel_log_tells_more_than_the_counters() -> None:

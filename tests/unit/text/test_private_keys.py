@@ -296,3 +296,27 @@ def test_of_what_follows_a_header_in_a_log_few_lines_are_examined(unit: str, mon
         read.clear()
         redacted_text(f"{BEGIN}\n{header}\n" + unit * 1500)
         assert 1 <= len(read) <= 8
+
+
+@pytest.mark.parametrize("unit", ['"++++', "++++ ", "|=aaaa"])
+def test_a_short_row_is_looked_for_at_the_end_of_a_line(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From each sign of it on, the rest is read."""
+    read: list[int] = []
+    for name in ("_SHORT_ROW", "_CHECKSUM"):
+        shape = getattr(private_keys, name)()
+
+        def search(text: str, at: int, shape: re.Pattern[str] = shape) -> re.Match[str] | None:
+            read.append(len(text) - at)
+            return shape.search(text, at)
+
+        monkeypatch.setattr(private_keys, name, lambda search=search: SimpleNamespace(search=search))
+    text = f"{unit * 3000}x\n{END}"
+    assert redacted_text(text) == text
+    assert read and max(read) <= 256
+
+
+def test_a_short_row_is_found_ahead_of_any_number_of_blanks() -> None:
+    """A table has as many as its widest cell."""
+    blanks = " " * 400
+    row = "Ab1" * 21 + "a"
+    assert redacted_text(f"step 1\n{row}{blanks}\nQmFzZTY0{blanks}\n{END}\ndone") == f"step 1\n{REDACTED}\ndone"
