@@ -14,6 +14,7 @@ import select
 import signal
 import struct
 import time
+from collections.abc import Mapping
 
 from saferun.errors import suppress
 from saferun.linux.children import KILLED_S, await_exits, fork
@@ -31,8 +32,7 @@ _DISMISSED, _STARTED, _ENDED, _MADE = b"g", b"s", b"e", b"m"
 _RECORD = struct.Struct("<c3xiQQ")
 _READ_BYTES = 1 << 13
 _PIPE_BUF = 4096
-# The ranks that another reaper hears of: those of the last attempts. Their records fit into a pipe.
-_MOST_STARTED = 1024
+_MOST_STARTED = 1024  # ranks that another reaper knows: those of the last attempts
 _NAME = "sr-reaper"
 _PATIENCE_S = 10.0
 # The reaper of a launcher that a rank has started cleans up and exits by itself; it gets this long.
@@ -75,8 +75,13 @@ class Reaper:
         # The supervisor does not block: a reaper that is stopped reads later, or never.
         os.set_blocking(write_end, False)
         run_id, host = self._run_id, self._host
+        known = self._started, self._made
         try:
-            self.pid = fork(lambda: _wait_for_the_end(run_id, host, read_end, witness_end, restores_terminal))
+            self.pid = fork(
+                lambda: _wait_for_the_end(
+                    run_id, host, read_end, witness_end, *known, restores_terminal=restores_terminal
+                )
+            )
         except OSError:
             os.close(write_end)
             os.close(witness_fd)
@@ -87,9 +92,9 @@ class Reaper:
         self._write_end, self.witness_fd = write_end, witness_fd
 
     def replace(self) -> None:
-        """Fork another one in the place of one that has ended, and report to it what its predecessor knew.
+        """Fork another one in the place of one that has ended. It knows at once what that one knew.
 
-        How the terminal was is known to the first one alone.
+        But how the terminal was is known to the first one alone.
 
         Raises:
             OSError: it cannot be forked; nothing has changed.
@@ -97,22 +102,6 @@ class Reaper:
         old = self._write_end
         self._fork(restores_terminal=False)
         os.close(old)
-        for path, which in self._made.items():
-            self._write(_MADE, *which, name=os.fsencode(path))
-        self._forget_empty_sessions()
-        for pid, (start_ticks, is_reaped) in self._started.items():
-            self._write(_STARTED, start_ticks, pid=pid)
-            if is_reaped:
-                self._write(_ENDED, pid=pid)
-
-    def _forget_empty_sessions(self) -> None:
-        """Of ranks that have been reaped, keep those that left processes: another session may get the number."""
-        sessions = Sessions()
-        for pid, (start_ticks, is_reaped) in self._started.items():
-            if is_reaped:
-                sessions.add(pid, start_ticks)
-        living = sessions.living(living_processes()) if sessions else set[int]()
-        self._started = {pid: known for pid, known in self._started.items() if not known[1] or pid in living}
 
     def begin_attempt(self) -> None:
         """What ranks of earlier attempts left in their sessions has been ended: another reaper need not know them."""
@@ -161,7 +150,16 @@ class Reaper:
                 os.write(self._write_end, record)
 
 
-def _wait_for_the_end(run_id: str, host: str, read_end: int, witness_end: int, restores_terminal: bool) -> None:  # noqa: FBT001 - a process's argument
+def _wait_for_the_end(
+    run_id: str,
+    host: str,
+    read_end: int,
+    witness_end: int,
+    started: Mapping[int, tuple[int, bool]],
+    made: Mapping[str, Identity],
+    *,
+    restores_terminal: bool,
+) -> None:
     # A scheduler's SIGTERM to every process of the job does not end a helper process.
     set_name(_NAME)
     supervisor_pid = os.getppid()
@@ -176,15 +174,14 @@ def _wait_for_the_end(run_id: str, host: str, read_end: int, witness_end: int, r
         from saferun.linux.terminal_mode import TerminalMode
 
         mode = TerminalMode(0)
-    sessions = Sessions()
-    made: dict[str, Identity] = {}
-    if _is_dismissed(kept, sessions, made):
+    known = _Known(started, made)
+    if _is_dismissed(kept, known):
         return
-    killed = kill_run(run_id, sessions)
+    killed = kill_run(run_id, known.sessions)
     if mode is not None:
         mode.restore()
     # Only what was reported: other users may know the run's id and make directories with it in their names.
-    remove_scratch((path, *which) for path, which in made.items())
+    remove_scratch((path, *which) for path, which in known.made.items())
     if not killed:
         return
     poll = select.poll()
@@ -198,37 +195,73 @@ def _wait_for_the_end(run_id: str, host: str, read_end: int, witness_end: int, r
             os.write(2, f"saferun: {why}; {ended}\n".encode(errors="backslashreplace"))
 
 
-def _is_dismissed(fd: int, sessions: Sessions, made: dict[str, Identity]) -> bool:
-    """Wait until the supervisor dismisses it (True) or exits (False); record sessions and directories meanwhile."""
-    ended: set[int] = set()
+class _Known:
+    """What a reaper knows of a run.
+
+    Args:
+        started: when each rank has started, and whether it has been reaped.
+        made: the directories of the run.
+    """
+
+    def __init__(self, started: Mapping[int, tuple[int, bool]], made: Mapping[str, Identity]) -> None:
+        self.sessions = Sessions()
+        self.made = dict(made)
+        self._ended: set[int] = set()  # ranks that have been reaped, and may have left processes
+        for pid, (start_ticks, is_reaped) in started.items():
+            self.sessions.add(pid, start_ticks)
+            if is_reaped:
+                self._ended.add(pid)
+        self._check_s = _FIRST_CHECK_S
+        if self._ended:
+            self._forget_empty_sessions()
+
+    @property
+    def check_s(self) -> float | None:
+        """After how many seconds ``check`` is due; None: there is nothing to check."""
+        return self._check_s if self._ended else None
+
+    def check(self) -> None:
+        """Forget what is over."""
+        self._forget_empty_sessions()
+        self._check_s = _NEXT_CHECK_S
+
+    def _forget_empty_sessions(self) -> None:
+        """Of ranks that have been reaped, keep those that left processes: another session may get the number."""
+        gone = self._ended - self.sessions.living(living_processes())
+        for pid in gone:
+            self.sessions.discard(pid)
+        self._ended -= gone
+
+    def take(self, what: bytes, pid: int, first: int, second: int, name: bytes) -> None:
+        """A record of the supervisor's."""
+        if what == _STARTED:
+            self.sessions.add(pid, first)
+            self._ended.discard(pid)
+        elif what == _ENDED:
+            self._ended.add(pid)
+            self._check_s = _FIRST_CHECK_S
+        elif what == _MADE:
+            self.made[os.fsdecode(name)] = first, second
+
+
+def _is_dismissed(fd: int, known: _Known) -> bool:
+    """Wait until the supervisor dismisses it (True) or exits (False); note meanwhile what it reports."""
     rest = b""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    check_s = _FIRST_CHECK_S
     while True:
-        if not poll.poll(check_s * 1000 if ended else None):
-            # Forget sessions of ranks that have exited if no process is left in them.
-            gone = ended - sessions.living(living_processes())
-            for pid in gone:
-                sessions.discard(pid)
-            ended -= gone
-            check_s = _NEXT_CHECK_S
+        check_s = known.check_s
+        if not poll.poll(check_s * 1000 if check_s is not None else None):
+            known.check()
             continue
         content = os.read(fd, _READ_BYTES)
         if not content:
             return False
         records, rest = _records(rest + content)
-        for what, pid, first, second, name in records:
-            if what == _DISMISSED:
+        for record in records:
+            if record[0] == _DISMISSED:
                 return True
-            if what == _STARTED:
-                sessions.add(pid, first)
-                ended.discard(pid)
-            elif what == _ENDED:
-                ended.add(pid)
-                check_s = _FIRST_CHECK_S
-            elif what == _MADE:
-                made[os.fsdecode(name)] = first, second
+            known.take(*record)
 
 
 def _records(content: bytes) -> tuple[list[tuple[bytes, int, int, int, bytes]], bytes]:
