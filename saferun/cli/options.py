@@ -367,7 +367,7 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "total",
         FAILURES,
         "what --max-restarts limits; total: all restarts, as under torchrun; progress: restarts in a row after which "
-        "no rank reached a later saferun.step than in all attempts before",
+        "no rank on the leader reached a later saferun.step than in all attempts before",
     ),
     _option(
         "--host-timeout SECONDS",

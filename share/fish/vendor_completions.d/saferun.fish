@@ -55,7 +55,7 @@ complete -c saferun -l retry-always -d 'use up all restarts and retries, even if
 complete -c saferun -l exclude-bad-hosts -d 'in an elastic job, leave out a host that caused the same failure twice, if the others suffice'
 complete -c saferun -l exclude-file -r -d 'file to which hosts are added whose own hardware or system is at fault, one name a line: for srun --exclude'
 complete -c saferun -l spares -x -d 'number of spare hosts: one takes the place of a host that is at fault or lost; start as many hosts as --nnodes and --spares together'
-complete -c saferun -l restart-limit -x -a 'total progress' -d 'what --max-restarts limits; total: all restarts, as under torchrun; progress: restarts in a row after which no rank reached a later saferun.step than in all attempts before'
+complete -c saferun -l restart-limit -x -a 'total progress' -d 'what --max-restarts limits; total: all restarts, as under torchrun; progress: restarts in a row after which no rank on the leader reached a later saferun.step than in all attempts before'
 complete -c saferun -l host-timeout -x -d 'seconds without a heartbeat after which a host counts as lost, unless its ranks make progress. If this is not given, and no other attempt can follow, a host that may come back is waited for as long as --hang-timeout'
 complete -c saferun -l stop-with-parent -x -a 'auto on off' -d 'stop the ranks when the parent process exits; auto: if a scheduler or MPI started saferun, not in a shell'
 complete -c saferun -l run-dir -r -d 'directory for the files of this run (default: saferun-runs/<time>-<id>); none: no files'
