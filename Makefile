@@ -26,7 +26,7 @@ test: checked
 	$(PY) -m pytest -m "not slow" $(ALL_TOGETHER) $(ALL_TESTS)
 
 # Everything: what `make test` leaves out for its time as well; real processes once more on a machine that lacks what old
-# kernels lack; and every release of torch and Python that can be had here.
+# kernels lack; and the releases of torch and Python of tests/matrix.py that can be had here.
 test-all: checked
 	@$(PY) -m tests.cluster install
 	@$(PY) -m tests.recipes
