@@ -1,4 +1,4 @@
-"""The scripts of examples/health: what takes a node out of use, and what does not."""
+"""The scripts of examples/health and the recipes of docs/health.md: what takes a node out of use, and what does not."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from tests.process.launching import REPOSITORY
 
 SCRIPTS = ("slurm_health_check.sh", "slurm_prolog.sh")
+PAGE = REPOSITORY / "docs" / "health.md"
 REAL = f"exec env PYTHONPATH={REPOSITORY} {sys.executable} -m saferun.ctl"
 
 
@@ -148,3 +149,44 @@ def test_the_scripts_are_in_accord_with_saferunctl(site: Site, tmp_path: Path, n
     node = site.runs(name, str(tmp_path / "nowhere"))
     assert f"{tmp_path}/nowhere does not exist" in node.output
     assert (node.code, len(node.drained)) == ((0, 1) if name == "slurm_health_check.sh" else (1, 0))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The list of bad hosts
+
+
+def recipes() -> str:
+    """The commands that read the list."""
+    (block,) = re.findall(r"```bash\n(srun [^\n]*--exclude-file.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return str(block).partition("\n")[2].replace("…", "hostname")
+
+
+@pytest.mark.parametrize(
+    ("content", "excluded", "tainted"),
+    [
+        (None, ("", ""), []),
+        ("", ("", ""), []),
+        ("node3\nnode5\n", ("--exclude={}/bad-hosts ", "--exclude=node3,node5 "), ["node3", "node5"]),
+    ],
+    ids=["missing", "empty", "two hosts"],
+)
+def test_the_recipes_work_with_and_without_a_bad_host(
+    tmp_path: Path, content: str | None, excluded: tuple[str, str], tainted: list[str]
+) -> None:
+    """The leader makes the file with the first bad host; srun and sbatch refuse one that is missing or empty."""
+    site = Site(tmp_path)
+    for name in ("srun", "sbatch", "kubectl"):
+        site.put(name, 'echo "${0##*/} $*"')
+    if content is not None:
+        (tmp_path / "bad-hosts").write_text(content)
+    environ = {"HOME": str(tmp_path), "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["bash", "-euc", recipes()], env=environ, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    of_srun, of_sbatch = (text.format(tmp_path) for text in excluded)
+    assert done.stdout.splitlines() == [
+        f"srun {of_srun}hostname",
+        f"sbatch {of_sbatch}job.sh",
+        *(f"kubectl taint nodes {name} saferun/bad-host=true:NoSchedule" for name in tainted),
+    ]
