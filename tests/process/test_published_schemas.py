@@ -1,7 +1,7 @@
-"""The manifests of examples/kubernetes against the schemas that their projects have published, as far as PyPI has them.
+"""The manifests of examples/ against the schemas that their projects have published, as far as PyPI has them.
 
-Kubernetes' own (Job, Service, pod templates) are in kubernetes-validate, the models of TrainJob and JobSet in
-kubeflow-trainer-api, those of PyTorchJob in kubeflow-training. LeaderWorkerSet has none there: its pod template is
+Kubernetes' own (Job, Service, DaemonSet, pod templates) are in kubernetes-validate, the models of TrainJob and JobSet
+in kubeflow-trainer-api, those of PyTorchJob in kubeflow-training. LeaderWorkerSet has none there: its pod template is
 checked here, and the rest in tests/unit/cluster/test_examples.py.
 """
 
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not SCHEMAS.exists(), reason="not installed (python -m tests.packaged)"),
 ]
-FOLDER = Path(__file__).resolve().parents[2] / "examples" / "kubernetes"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 # The packages have requirements of their own, so they are used by another process. It prints what is wrong with each.
 CHECK = '''
@@ -72,7 +72,7 @@ def old_model(value, name, where=""):
 path, found = sys.argv[1], {}
 for document in yaml.safe_load_all(open(path)):
     kind = document["kind"]
-    if kind in ("Job", "Service"):
+    if kind in ("Job", "Service", "DaemonSet"):
         found[kind] = plain(document)
     elif kind == "TrainJob":
         found[kind] = model(document, "trainer_v1alpha1_train_job", "TrainerV1alpha1TrainJob")
@@ -92,11 +92,12 @@ for document in yaml.safe_load_all(open(path)):
 print(json.dumps(found))
 '''
 KINDS = {
-    "job.yaml": {"Job", "Service"},
-    "jobset.yaml": {"JobSet", "Job"},
-    "trainjob.yaml": {"TrainJob"},
-    "leaderworkerset.yaml": {"Pod"},
-    "pytorchjob.yaml": {"PyTorchJob", "Pod"},
+    "kubernetes/job.yaml": {"Job", "Service"},
+    "kubernetes/jobset.yaml": {"JobSet", "Job"},
+    "kubernetes/trainjob.yaml": {"TrainJob"},
+    "kubernetes/leaderworkerset.yaml": {"Pod"},
+    "kubernetes/pytorchjob.yaml": {"PyTorchJob", "Pod"},
+    "health/kubernetes_probe.yaml": {"DaemonSet"},
 }
 
 
@@ -109,22 +110,24 @@ def checked(path: Path) -> Any:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_manifest_is_what_its_schema_says(name: str) -> None:
-    assert checked(FOLDER / name) == dict.fromkeys(KINDS[name], "")
+    assert checked(EXAMPLES / name) == dict.fromkeys(KINDS[name], "")
 
 
 @pytest.mark.parametrize(
     ("name", "old", "new", "kind"),
     [
-        ("job.yaml", "completionMode", "completionsMode", "Job"),
-        ("jobset.yaml", "enableDNSHostnames", "enableDNSHostname", "JobSet"),
-        ("trainjob.yaml", "numNodes", "nodes", "TrainJob"),
-        ("pytorchjob.yaml", "pytorchReplicaSpecs:", "replicaSpecs: {}\n  pytorchReplicaSpecs:", "PyTorchJob"),
-        ("leaderworkerset.yaml", "terminationGracePeriodSeconds: 60", "terminationGracePeriodSeconds: long", "Pod"),
+        ("kubernetes/job.yaml", "completionMode", "completionsMode", "Job"),
+        ("kubernetes/jobset.yaml", "enableDNSHostnames", "enableDNSHostname", "JobSet"),
+        ("kubernetes/trainjob.yaml", "numNodes", "nodes", "TrainJob"),
+        ("kubernetes/pytorchjob.yaml", "pytorchReplicaSpecs:", "specs: {}\n  pytorchReplicaSpecs:", "PyTorchJob"),
+        ("kubernetes/leaderworkerset.yaml", "GracePeriodSeconds: 60", "GracePeriodSeconds: long", "Pod"),
+        ("health/kubernetes_probe.yaml", "runtimeClassName", "runtimeClass", "DaemonSet"),
     ],
 )
 def test_a_slip_in_a_manifest_is_found(tmp_path: Path, name: str, old: str, new: str, kind: str) -> None:
     """That is, the schemas are really used."""
-    text = (FOLDER / name).read_text(encoding="utf-8")
+    text = (EXAMPLES / name).read_text(encoding="utf-8")
     assert old in text
-    (tmp_path / name).write_text(text.replace(old, new))
-    assert checked(tmp_path / name)[kind]
+    path = tmp_path / "manifest.yaml"
+    path.write_text(text.replace(old, new))
+    assert checked(path)[kind]

@@ -159,6 +159,19 @@ def test_a_pytorch_job() -> None:
         assert (place(config), config.rendezvous.master_addr) == ((4, 4, 2), "train-master-0")
 
 
+def test_a_probe_that_expects_gpus_sees_those_of_its_node() -> None:
+    """A pod that does not has none, and its node would count as not fit; so would each node without GPUs."""
+    (document,) = yaml.safe_load_all((EXAMPLES / "health" / "kubernetes_probe.yaml").read_text(encoding="utf-8"))
+    spec = document["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert "--gpus" in container["readinessProbe"]["exec"]["command"]
+    assert spec["runtimeClassName"] == "nvidia"
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in container["env"]
+    assert spec["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+    assert [one["key"] for one in spec["tolerations"]] == ["nvidia.com/gpu"]
+    assert "nvidia.com/gpu" not in container["resources"]["limits"], "they belong to the trainings"
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Batch scripts
 
