@@ -24,7 +24,8 @@ from tests.unit.cluster.placing import HERE, place
 from tests.unit.recorded_launchers import SLURM_TASK_A_HOST
 from tests.unit.recorded_schedulers import HTCONDOR, LSF_BLAUNCH, flux
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = ROOT / "examples"
 KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
 
 
@@ -222,3 +223,13 @@ def test_htcondors_nodes() -> None:
     assert submit.rstrip().endswith("\nqueue")
     config = started(["saferun", *shlex.split(settings["arguments"])], {**HTCONDOR, "MASTER_ADDR": "node1"})
     assert (place(config), config.nproc_per_node) == ((4, 4, 2), 8)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/several-hosts.md", "examples/schedulers/slurm.sh"])
+def test_slurm_does_not_end_a_job_whose_spare_takes_over(page: str) -> None:
+    """It ends a job when a host fails, and with KillOnBadExit=1 in slurm.conf when a saferun is killed."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if re.search(r"\bsrun -.*saferun .*--spares \d", line)]
+    assert lines
+    for line in lines:
+        assert {"--no-kill", "--kill-on-bad-exit=0"} <= set(line.partition(" saferun ")[0].split())
