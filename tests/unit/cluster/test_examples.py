@@ -188,6 +188,13 @@ DIRECTIVES = {
 }
 
 
+def sigkill_after_s(scheduler: str) -> int:
+    """How long after its signal a scheduler kills, by docs/schedulers.md."""
+    page = (ROOT / "docs" / "schedulers.md").read_text(encoding="utf-8")
+    (found,) = re.findall(rf"^\| {scheduler} .*\| SIGKILL after .*\((\d+) s\) \|", page, re.MULTILINE | re.IGNORECASE)
+    return int(found)
+
+
 @pytest.mark.parametrize("name", DIRECTIVES)
 def test_a_batch_script(name: str) -> None:
     """Its directives are known, bash can read it, and the command line of its saferun is one."""
@@ -212,6 +219,8 @@ def test_a_batch_script(name: str) -> None:
     config = started(words, {**environ, "MASTER_ADDR": "node1"})
     assert config.hosts.most in {2, 4}
     assert config.nproc_per_node == 8
+    # Ranks are captured after half of it, and the report is written once they are killed.
+    assert 0 < config.shutdown_timeout_s < sigkill_after_s(name.removesuffix(".sh"))
 
 
 def test_htcondors_nodes() -> None:

@@ -55,6 +55,7 @@ ENVIRONMENTS: Mapping[str, Mapping[str, str]] = {
     "a worker of Ray Train": ray_train(1, size=2, local_size=1),
     "Kubernetes": PYTORCH_JOB,
     "`pdsh": PLAIN,
+    "`docker": PLAIN,
 }
 
 
