@@ -93,6 +93,16 @@ def test_an_indexed_job(hosts_file: dict[str, str]) -> None:
         assert int(environ["SAFERUN_SHUTDOWN_TIMEOUT"]) < template["spec"]["terminationGracePeriodSeconds"]
 
 
+def test_an_indexed_job_says_what_its_backoff_limit_allows() -> None:
+    """Source: batch/v1 JobSpec: it counts failed pods, and when one of them fails, saferun ends all."""
+    spec = manifest("job.yaml", "Job")
+    restarts, rest = divmod(spec["backoffLimit"], spec["completions"])
+    text = (EXAMPLES / "kubernetes" / "job.yaml").read_text(encoding="utf-8")
+    assert (restarts, rest) == (3, 0)
+    assert f"{spec['backoffLimit']} are three restarts of {spec['completions']} pods" in text
+    assert "The number of pods stands in four places" in text
+
+
 def test_a_job_set(hosts_file: dict[str, str]) -> None:
     """Source: jobset.x-k8s.io/v1alpha2; its pods are ``<jobset>-<replicated job>-<job index>-<pod index>``."""
     spec = manifest("jobset.yaml", "JobSet")
