@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -48,7 +49,7 @@ def recorded_runs(environ: Mapping[str, str]) -> list[str]:
         with suppress(OSError):
             fd = open_directory(directory, private=True)
             try:
-                found += [os.path.join(directory, name) for name in _names(fd, _MOST_RUNS)]
+                found += [os.path.join(directory, name) for name in _names(fd, _MOST_RUNS) if _is_directory(name, fd)]
             finally:
                 os.close(fd)
     return sorted(found, key=os.path.basename, reverse=True)
@@ -223,6 +224,13 @@ def _may_live(fd: int, path: str) -> bool:
         return True
     finally:
         os.close(file)
+    return False
+
+
+def _is_directory(name: str, dir_fd: int) -> bool:
+    """Whether an entry can be a run: sockets of jobs with one saferun a rank lie in the same directory."""
+    with suppress(OSError):
+        return stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode)
     return False
 
 

@@ -16,6 +16,7 @@ from saferun import ctl
 from saferun.ctl import list_runs
 from saferun.ctl.run_directory import find_run
 from saferun.errors import UsageError
+from saferun.files import live_records
 from saferun.files.run_files import read_state
 from tests.unit.described_runs import HERE, make_run
 
@@ -33,6 +34,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two runs in the current directory, and one of the index elsewhere."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    # Those that live on this machine without files do not count.
+    monkeypatch.setattr(live_records, "record_directories", lambda _environ: [])
     make_run(tmp_path / "saferun-runs", OLD)
     (tmp_path / "saferun-runs" / "latest").symlink_to(make_run(tmp_path / "saferun-runs", NEW).name)
     index = tmp_path / "state" / "saferun" / "runs"
