@@ -51,6 +51,9 @@ _MOST_DIGITS = 15
 _LARGEST_PORT = 65535
 _LEAST_KEPT_BYTES = 64 << 10
 _LEAST_DUMPS_S = 60.0
+# torchrun's variables that hold where an option is left out; they have names of their own.
+_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -187,7 +190,7 @@ def _resolve(
         environ=_environ(values, environ, settings),
         watch=_watch(values, settings, command),
         max_restarts=values.max_restarts,
-        shutdown_timeout_s=_shutdown_timeout_s(values.shutdown_timeout, environ),
+        shutdown_timeout_s=_shutdown_timeout_s(values.shutdown_timeout, environ, settings),
         signals=_signals(values.signals_to_handle),
         numa_binding=values.numa_binding,
         virtual_local_rank=values.virtual_local_rank,
@@ -371,14 +374,16 @@ def _masks(option: str, text: str, local_world_size: int) -> tuple[int, ...]:
     return tuple(masks)
 
 
-def _output(values: SimpleNamespace, environ: Mapping[str, str], settings: Mapping[str, Setting]) -> OutputConfig:
+def _output(values: SimpleNamespace, environ: Mapping[str, str], settings: dict[str, Setting]) -> OutputConfig:
     prefix: str | None = values.prefix
     legacy = None
     if settings["log_line_prefix_template"].origin == "flag" and settings["prefix"].origin != "flag":
         prefix = None  # what stands on the command line wins
     if prefix is None:
         # An empty template is none, as to torchrun.
-        legacy = values.log_line_prefix_template or environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None
+        legacy = values.log_line_prefix_template or environ.get(_TEMPLATE) or None
+        if legacy is not None and not values.log_line_prefix_template:
+            settings["log_line_prefix_template"] = Setting(legacy, "environment", _TEMPLATE)
         prefix = DEFAULT_PREFIX if legacy is None else None
     elif prefix == "none":
         prefix = None
@@ -460,18 +465,18 @@ def _split_command(name: str, text: str) -> tuple[str, ...]:
     return argv
 
 
-def _shutdown_timeout_s(value: int | None, environ: Mapping[str, str]) -> float:
-    name = "--shutdown-timeout"
+def _shutdown_timeout_s(value: int | None, environ: Mapping[str, str], settings: dict[str, Setting]) -> float:
     if value is None:
-        name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-        text = environ.get(name, str(DEFAULT_SHUTDOWN_TIMEOUT_S))
+        text = environ.get(_TIMEOUT)
+        if text is None:
+            return float(DEFAULT_SHUTDOWN_TIMEOUT_S)
         try:
-            value = int(text)
+            value = max(int(text), 0)  # torchrun takes a negative one, and kills at once
         except ValueError:
-            raise UsageError(f"{name}={text} is not a number of seconds", "use a whole number") from None
-        return float(max(value, 0))  # torchrun takes a negative one, and kills at once
+            raise UsageError(f"{_TIMEOUT}={text} is not a number of seconds", "use a whole number") from None
+        settings["shutdown_timeout"] = Setting(value, "environment", _TIMEOUT)
     if value < 0:
-        raise UsageError(f"{name} {value} is negative", "use 0 to kill at once")
+        raise UsageError(f"--shutdown-timeout {value} is negative", "use 0 to kill at once")
     return float(value)
 
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 
 from saferun.cluster.schedulers.host_list import compress_hosts
-from saferun.config import LaunchConfig, Setting
+from saferun.config import DEFAULT_PREFIX, DEFAULT_SHUTDOWN_TIMEOUT_S, KEEP_NO_FILES, LaunchConfig, Setting
 from saferun.env.profiles import Resolution
 from saferun.env.profiles.profile_text import change_lines
 from saferun.errors import printable
@@ -15,29 +15,34 @@ from saferun.supervisor.topology import rank_environ, single_host, substitute_lo
 from saferun.text.redaction import REDACTED, redacted_arguments, redacted_text
 from saferun.text.secret_names import is_secret
 
-# What holds where an option is left out, of those whose default is not a value.
-_WHERE_NONE_IS_GIVEN = {
-    "run_dir": "saferun-runs/<time>-<id>",
-    "prefix": "[{host}:{rank}] ",
-    "shutdown_timeout": "30",
-    "nic": "auto",
-}
-
 
 def config_lines(config: LaunchConfig) -> list[str]:
     """Every setting, its value and its origin, one a line."""
+    defaults = _where_none_is_given(config)
     rows = [
-        (name.replace("_", "-"), _shown(name, setting), _origin(setting)) for name, setting in config.settings.items()
+        (name.replace("_", "-"), _shown(name, setting, defaults), _origin(setting))
+        for name, setting in config.settings.items()
     ]
     name_width = max(len(name) for name, _, _ in rows)
     value_width = min(max(len(value) for _, value, _ in rows), 40)
     return [printable(f"{name:<{name_width}}  {value:<{value_width}}  {origin}") for name, value, origin in rows]
 
 
-def _shown(name: str, setting: Setting) -> str:
+def _where_none_is_given(config: LaunchConfig) -> dict[str, str]:
+    """What holds where an option is left out, of those whose default is not a value."""
+    output = config.output
+    return {
+        "run_dir": "saferun-runs/<time>-<id>" if output.keep_files else KEEP_NO_FILES,
+        "prefix": DEFAULT_PREFIX if output.legacy_template is None else "-",
+        "shutdown_timeout": str(DEFAULT_SHUTDOWN_TIMEOUT_S),
+        "nic": "<each library chooses>",
+    }
+
+
+def _shown(name: str, setting: Setting, defaults: Mapping[str, str]) -> str:
     value = setting.value
-    if setting.origin == "default" and name in _WHERE_NONE_IS_GIVEN:
-        return _WHERE_NONE_IS_GIVEN[name]
+    if setting.origin == "default" and name in defaults:
+        return defaults[name]
     if value is None or value in ("", (), []):
         return "-"
     if is_secret(name):

@@ -99,6 +99,46 @@ def test_settings_are_shown_without_a_script() -> None:
     assert not config.show_config
 
 
+def test_a_default_that_is_no_value_is_shown_as_what_holds() -> None:
+    """``auto`` is another mode of ``--nic``; with ``--preflight only`` there are no files."""
+    rows = rows_of(config_lines(config_of("train.py")))
+    assert rows["nic"] == ("<each library chooses>", "default")
+    assert rows["shutdown-timeout"] == ("30", "default")
+    assert rows["prefix"] == ("[{host}:{rank}]", "default")
+    assert rows_of(config_lines(config_of("--nic", "auto", "train.py")))["nic"] == ("auto", "flag (--nic)")
+    assert rows_of(config_lines(config_of("--preflight", "only", "train.py")))["run-dir"] == ("none", "default")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value", "shown"),
+    [
+        ((), "7", ("7", "environment (TORCH_ELASTIC_SHUTDOWN_TIMEOUT)")),
+        ((), "-5", ("0", "environment (TORCH_ELASTIC_SHUTDOWN_TIMEOUT)")),
+        (("--shutdown-timeout", "9"), "7", ("9", "flag (--shutdown-timeout)")),
+    ],
+)
+def test_a_timeout_of_torchruns_variable_has_that_origin(
+    arguments: tuple[str, ...], value: str, shown: tuple[str, str]
+) -> None:
+    """In run.json, too, so that ``saferunctl diff`` sees it."""
+    config = config_of(*arguments, "train.py", environ={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": value})
+    assert rows_of(config_lines(config))["shutdown-timeout"] == shown
+    found = described_run(config)["settings"]["shutdown_timeout"]
+    assert (str(found["value"]), found["origin"]) == (shown[0], shown[1].partition(" ")[0])
+
+
+def test_a_template_of_torchruns_variable_has_that_origin() -> None:
+    """And there is no prefix of saferun's own beside it."""
+    name = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+    rows = rows_of(config_lines(config_of("train.py", environ={name: "${rank}|"})))
+    assert rows["log-line-prefix-template"] == ("${rank}|", f"environment ({name})")
+    assert rows["prefix"] == ("-", "default")
+    rows = rows_of(config_lines(config_of("--prefix", "{rank}|", "train.py", environ={name: "${rank}|"})))
+    assert rows["log-line-prefix-template"] == ("-", "default"), "--prefix wins"
+    rows = rows_of(config_lines(config_of("--log-line-prefix-template", "a", "train.py", environ={name: "b"})))
+    assert rows["log-line-prefix-template"] == ("a", "flag (--log-line-prefix-template)")
+
+
 def test_a_long_value_does_not_push_the_origins_of_the_others_away() -> None:
     """The table stays one."""
     lines = config_lines(config_of("--role", "x" * 200, "train.py"))
