@@ -8,7 +8,6 @@ MASTER_ADDR: ``supervisor/topology``), saferun's own variables, the --logs-specs
 from __future__ import annotations
 
 import errno
-import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -264,7 +263,7 @@ class AttemptSetup:
         Raises:
             UsageError: they cannot.
         """
-        from saferun.launch.wrapping import cost_lines, missing_tool, wrappers_of
+        from saferun.launch.wrapping import cost_lines, usable_wrappers, wrappers_of
 
         context, run_dir = self._context, self._context.run_dir
         has_files = run_dir.path is not None
@@ -272,15 +271,13 @@ class AttemptSetup:
             run_dir.rank_path(attempt, rank_assignment.rank) if has_files else None
             for rank_assignment in placement.ranks
         ]
-        program = sys.executable if self._config.command.run_path else self._config.command.argv[0]
+        wraps, command = self._config.wraps, self._config.command
         if attempt > 0:
             # Elastic jobs may have fewer ranks now; what was right at first is no mistake.
-            wraps = [wrap._replace(ranks=wrap.ranks._replace(may_miss=True)) for wrap in self._config.wraps]
-            return wrappers_of(wraps, placement, context.host, rank_dirs, program)
-        wrappers = wrappers_of(self._config.wraps, placement, context.host, rank_dirs, program)
-        if (error := missing_tool(wrappers, environs)) is not None:
-            raise error
-        for line in cost_lines(self._config.wraps, placement, context.host):
+            found = [wrap._replace(ranks=wrap.ranks._replace(may_miss=True)) for wrap in wraps]
+            return wrappers_of(found, placement, context.host, rank_dirs, command)
+        wrappers = usable_wrappers(wraps, placement, context.host, rank_dirs, command, environs)
+        for line in cost_lines(wraps, placement, context.host):
             context.report(line)
         return wrappers
 

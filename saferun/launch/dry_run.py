@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from saferun.cluster.schedulers.host_list import compress_hosts
 from saferun.config import DEFAULT_PREFIX, DEFAULT_SHUTDOWN_TIMEOUT_S, KEEP_NO_FILES, LaunchConfig, Setting
 from saferun.env.profiles import Resolution
 from saferun.env.profiles.profile_text import change_lines
 from saferun.errors import printable
+from saferun.launch.run_path_command import rank_argv
 from saferun.model import Placement, RankAssignment
-from saferun.supervisor.topology import rank_environ, single_host, substitute_local_rank
+from saferun.supervisor.topology import rank_environ, single_host
 from saferun.text.redaction import REDACTED, redacted_arguments, redacted_text
 from saferun.text.secret_names import is_secret
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.launch.wrapping import Wrapper
 
 
 def config_lines(config: LaunchConfig) -> list[str]:
@@ -56,7 +61,14 @@ def _origin(setting: Setting) -> str:
     return f"{setting.origin} ({setting.location})" if setting.location else setting.origin
 
 
-def plan_lines(config: LaunchConfig, resolution: Resolution, environ: Mapping[str, str], host: str) -> list[str]:
+def plan_lines(
+    config: LaunchConfig,
+    resolution: Resolution,
+    environ: Mapping[str, str],
+    host: str,
+    wrappers: Sequence[Sequence[Wrapper]] = (),
+    notes: Sequence[str] = (),
+) -> list[str]:
     """Ranks, placement, commands and changes to the environment of a launch that is not carried out.
 
     Args:
@@ -64,29 +76,30 @@ def plan_lines(config: LaunchConfig, resolution: Resolution, environ: Mapping[st
         resolution: what env profiles, --env and --unset come to.
         environ: what the ranks would inherit.
         host: name of this host.
+        wrappers: the tools that each rank would run under; empty: none.
+        notes: what there is to say about them.
 
     Raises:
         UsageError: options and environment contradict each other.
     """
-    placement, address, port = _placement(config)
-    lines = _hosts_lines(config, address, port)
-    for assignment in placement.ranks:
-        argv = [config.command.argv[0], *substitute_local_rank(config.command.argv[1:], assignment.local_rank)]
-        shown = shlex.join(redacted_arguments(argv))
+    placement, address, port = planned_placement(config)
+    lines = [*_hosts_lines(config, address, port), *notes]
+    for assignment, tools in zip(placement.ranks, wrappers or ((),) * len(placement.ranks), strict=True):
+        shown = shlex.join(redacted_arguments(rank_argv(config.command, assignment.local_rank, tools)))
         lines.append(f"rank {assignment.rank} ({host}, local rank {assignment.local_rank}): {shown}")
     # Each, for what it may refuse.
     first, *_ = [rank_environ(config, placement, assignment, environ) for assignment in placement.ranks]
     lines.append(f"environment of rank {placement.ranks[0].rank}, as torchrun has it:")
     fixed = {"MASTER_ADDR": address, "MASTER_PORT": port}
     lines.extend(f"  {name}={fixed.get(name, value)}" for name, value in sorted(first.items()))
-    changes = change_lines(resolution, is_secret=is_secret)
+    changes = change_lines(resolution, is_secret=is_secret, has_run_dir=config.output.keep_files)
     if changes:
         lines.append(f"changes by env profiles ({', '.join(resolution.profiles)}) and options:")
         lines.extend(f"  {redacted_text(line)}" for line in changes)
     return [printable(line) for line in lines]
 
 
-def _placement(config: LaunchConfig) -> tuple[Placement, str, str]:
+def planned_placement(config: LaunchConfig) -> tuple[Placement, str, str]:
     """Where the ranks of this process would be, as far as that is known before the hosts meet; the store's address."""
     rendezvous, hosts, task = config.rendezvous, config.hosts, config.hosts.task
     address = rendezvous.master_addr or rendezvous.local_addr or "<this host>"

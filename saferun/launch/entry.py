@@ -77,7 +77,12 @@ def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProces
         from saferun.launch.dry_run import config_lines, plan_lines
 
         lines = config_lines(config) if config.show_config else []
-        lines += plan_lines(config, resolution, environ, short_host_name()) if config.dry_run else []
+        if config.dry_run:
+            from saferun.launch.planned_wrappers import planned_wrappers
+
+            host = short_host_name()
+            wrappers, notes = planned_wrappers(config, resolution, environ, host)
+            lines += plan_lines(config, resolution, environ, host, wrappers, notes)
         try:
             sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
             sys.stdout.flush()

@@ -12,7 +12,7 @@ from saferun.errors import SaferunError, suppress
 from saferun.launch.failed_rank_files import LeftFiles
 from saferun.launch.rank import AttemptPlan, Rank
 from saferun.launch.rank_streams import RankStreams
-from saferun.launch.run_path_command import run_path_command
+from saferun.launch.run_path_command import rank_argv
 from saferun.launch.stdin_terminals import open_stdin, with_columns
 from saferun.linux.children import (
     Child,
@@ -32,7 +32,6 @@ from saferun.linux.program_start import ForkedRank, start_error
 from saferun.linux.signals import caught_signals, ignore_as_before
 from saferun.linux.streams import resize_terminal, terminal_size
 from saferun.model import ExitStatus, RankAssignment, RankEnd
-from saferun.supervisor.topology import substitute_local_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -125,7 +124,8 @@ class RankGroup:
         for rank in self.ranks:
             wrappers = self.plan.wrappers[self.plan.position(rank.assignment)]
             if wrappers and not wrappers[-1].is_module:
-                commands[rank.child.pid] = (wrappers[0].name, self._argv(rank.assignment.local_rank))
+                argv = rank_argv(self._config.command, rank.assignment.local_rank)
+                commands[rank.child.pid] = (wrappers[0].name, argv)
         return commands
 
     def adopt(self, rank: Rank) -> None:
@@ -235,16 +235,8 @@ class RankGroup:
             restore_files(self._file_limits)
 
     def _wrapped_argv(self, position: int, local_rank: int) -> list[str]:
-        argv = self._argv(local_rank)
-        for wrapper in reversed(self.plan.wrappers[position]) if self.plan.wrappers else ():
-            argv = wrapper.around(argv)
-        return [*self.plan.command_prefixes[position], *argv]
-
-    def _argv(self, local_rank: int) -> list[str]:
-        command = self._config.command
-        if command.run_path:
-            return run_path_command(substitute_local_rank(command.argv, local_rank))
-        return [command.argv[0], *substitute_local_rank(command.argv[1:], local_rank)]
+        wrappers = self.plan.wrappers[position] if self.plan.wrappers else ()
+        return [*self.plan.command_prefixes[position], *rank_argv(self._config.command, local_rank, wrappers)]
 
     def resize(self) -> None:
         """The terminal has another size: resize the ranks' pseudo-terminals."""

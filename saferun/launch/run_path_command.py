@@ -1,4 +1,4 @@
-"""The command line of the ranks of ``--run-path``, which run their script in the interpreter that runs saferun."""
+"""The command lines of ranks. Those of ``--run-path`` run their script in the interpreter that runs saferun."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import os
 import sys
 from collections.abc import Sequence
 
+from saferun.config import Command
 from saferun.errors import suppress
+from saferun.supervisor.topology import substitute_local_rank
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.launch.wrapping import Wrapper
 
 _PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "coordinator", "run_path.py")
 # -E, -I and -S are not among them: without the environment and `site` the start-up hook would not run.
@@ -27,8 +33,25 @@ with suppress(OSError):  # the working directory was removed
     _started_as = os.path.realpath(sys.argv[0])  # now: later its file system may not answer
 
 
-def run_path_command(argv: Sequence[str]) -> list[str]:
+def rank_argv(command: Command, local_rank: int, wrappers: Sequence[Wrapper] = ()) -> list[str]:
     """The command line of a rank.
+
+    Args:
+        command: what the ranks run.
+        local_rank: its number on the host.
+        wrappers: the tools that it runs under, the outermost first.
+    """
+    if command.run_path:
+        argv = run_path_command(substitute_local_rank(command.argv, local_rank))
+    else:
+        argv = [command.argv[0], *substitute_local_rank(command.argv[1:], local_rank)]
+    for wrapper in reversed(wrappers):
+        argv = wrapper.around(argv)
+    return argv
+
+
+def run_path_command(argv: Sequence[str]) -> list[str]:
+    """The command line of a rank of ``--run-path``.
 
     Args:
         argv: the script and its arguments.

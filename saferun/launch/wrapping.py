@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 
-from saferun.config import RankChoice, WrapConfig
+from saferun.config import Command, RankChoice, WrapConfig
 from saferun.errors import UsageError
 from saferun.linux.small_files import read_pairs, read_text
 from saferun.model import Placement, RankAssignment, Value
@@ -43,7 +44,7 @@ def wrappers_of(
     placement: Placement,
     host: str,
     rank_dirs: Sequence[str | None],
-    python: str,
+    command: Command,
 ) -> tuple[tuple[Wrapper, ...], ...]:
     """What each rank of this host runs under, the outermost tool first.
 
@@ -52,20 +53,15 @@ def wrappers_of(
         placement: of this host's ranks.
         host: its name.
         rank_dirs: the directory of each rank; None where there is no run directory.
-        python: the program that runs the script.
+        command: what the ranks run.
 
     Raises:
         UsageError: the job has no such rank, the output has no directory, or the command is not a Python interpreter.
     """
     for wrap in wraps:
-        largest = max((last for _, last in wrap.ranks.ranges), default=0)
-        count = (placement.local_world_size or len(placement.ranks)) if wrap.ranks.is_local else placement.world_size
-        if not wrap.ranks.may_miss and not wrap.ranks.host and largest >= count:
-            what = "local rank" if wrap.ranks.is_local else "rank"
-            raise UsageError(
-                f"--wrap: there is no {what} {largest} to run under {wrap.name}",
-                f"the largest is {count - 1} here; * names all of them",
-            )
+        if (error := missing_rank(wrap, placement)) is not None:
+            raise error
+    python = sys.executable if command.run_path else command.argv[0]
     return tuple(
         tuple(
             _wrapper(wrap, assignment, host, rank_dir, python)
@@ -73,6 +69,46 @@ def wrappers_of(
             if is_meant(wrap.ranks, assignment, host)
         )
         for assignment, rank_dir in zip(placement.ranks, rank_dirs, strict=True)
+    )
+
+
+def usable_wrappers(
+    wraps: Sequence[WrapConfig],
+    placement: Placement,
+    host: str,
+    rank_dirs: Sequence[str | None],
+    command: Command,
+    environs: Sequence[Mapping[str, str]],
+) -> tuple[tuple[Wrapper, ...], ...]:
+    """The same for tools that are on this host.
+
+    Args:
+        wraps: as they were asked for.
+        placement: of this host's ranks.
+        host: its name.
+        rank_dirs: the directory of each rank; None where there is no run directory.
+        command: what the ranks run.
+        environs: the environment of each rank.
+
+    Raises:
+        UsageError: as ``wrappers_of``, or a tool is not here.
+    """
+    wrappers = wrappers_of(wraps, placement, host, rank_dirs, command)
+    if (error := missing_tool(wrappers, environs)) is not None:
+        raise error
+    return wrappers
+
+
+def missing_rank(wrap: WrapConfig, placement: Placement) -> UsageError | None:
+    """The error for a rank that the job does not have, if there is one."""
+    largest = max((last for _, last in wrap.ranks.ranges), default=0)
+    count = (placement.local_world_size or len(placement.ranks)) if wrap.ranks.is_local else placement.world_size
+    if wrap.ranks.may_miss or wrap.ranks.host or largest < count:
+        return None
+    what = "local rank" if wrap.ranks.is_local else "rank"
+    return UsageError(
+        f"--wrap: there is no {what} {largest} to run under {wrap.name}",
+        f"the largest is {count - 1} here; * names all of them",
     )
 
 

@@ -202,6 +202,21 @@ def test_a_tool_that_is_not_there_is_said_before_any_rank_starts(folder: Path) -
         assert job.said() == []
 
 
+@pytest.mark.parametrize("wrap", slow_but(["0:no-such-tool -x", "7:nice"], "7:nice"))
+def test_a_dry_run_refuses_a_tool_as_the_launch_does(tmp_path: Path, wrap: str) -> None:
+    """It promises that the launch is possible, as far as that is known before."""
+    ends = []
+    for question in ((), ("--dry-run",)):
+        folder = tmp_path / f"launch{len(question)}"
+        with running(folder, END_AS_TOLD, *QUIET, *question, "--wrap", wrap, arguments=("0",), store=False) as job:
+            code = job.wait()
+            ends.append((code, two_lines("\n".join(job.err.splitlines()[:2]))))
+            assert job.out == ""
+            assert job.said() == []
+    assert ends[0] == ends[1]
+    assert ends[0][0] == 2
+
+
 @pytest.mark.parametrize("member", slow_but(["begin", "tick", "adopts", "status_of", "_take"], "tick"))
 def test_a_mistake_of_saferuns_own_costs_only_the_scripts_exit_code(folder: Path, member: str) -> None:
     """The tool's process stands for the rank."""

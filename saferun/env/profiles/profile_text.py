@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from saferun.env.profiles.profile_values import COSTS, Profile, RankValue, Resolution, Variable, Vendor
-from saferun.env.profiles.resolution import layered, needs_run_dir, resolve
+from saferun.env.profiles.resolution import layered, needs_run_dir, resolve, without_run_dir
 from saferun.text.redaction import REDACTED, redacted_text
 from saferun.text.secret_names import is_secret as names_a_secret
 
@@ -51,18 +51,29 @@ def launch_lines(resolution: Resolution, *, has_run_dir: bool) -> list[str]:
     return lines
 
 
-def change_lines(resolution: Resolution, *, is_secret: Callable[[str], bool]) -> list[str]:
+def change_lines(resolution: Resolution, *, is_secret: Callable[[str], bool], has_run_dir: bool = True) -> list[str]:
     """Every change to the environment with its origin, one per line, and what was left out: for ``--dry-run``.
 
     Args:
         resolution: the result of env profiles, ``--env`` and ``--unset``.
         is_secret: whether a variable of this name holds a secret; its value is then not shown.
+        has_run_dir: whether there is a run directory.
     """
     lines: list[str] = []
+    homeless = {} if has_run_dir else without_run_dir(resolution)
     for setting in resolution.settings:
+        if setting.variable.name in homeless:
+            continue
         value = REDACTED if is_secret(setting.variable.name) else _values(setting.variable)
         note = ", replaces the value of your environment" if setting.replaces is not None else ""
+        if not has_run_dir and needs_run_dir(setting.variable):
+            note += ", left out where the value needs a run directory"
         lines.append(f"{setting.variable.name}={value}  [{setting.origin}{_cost(setting.variable)}{note}]")
+    lines += [
+        f"{setting.variable.name} is left out  [{setting.origin}: {homeless[setting.variable.name]}]"
+        for setting in resolution.settings
+        if setting.variable.name in homeless
+    ]
     lines += [f"{removed.name} is removed  [{removed.origin}]" for removed in resolution.removed]
     lines += [
         f"{kept.found} stays as your environment sets it  [profile {kept.profile} would set "

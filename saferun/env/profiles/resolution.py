@@ -276,9 +276,32 @@ def render(
 
 
 def needs_run_dir(variable: Variable) -> bool:
-    """Whether a variable needs a run directory."""
-    values = [variable.value or "", *(part.value for part in (*variable.ranks, *variable.local_ranks))]
-    return any(field in _NEED_RUN_DIR for value in values for field in templates.fields(value))
+    """Whether a variable needs a run directory, for some ranks at least."""
+    return any(map(_is_below_run_dir, _templates(variable)))
+
+
+def without_run_dir(resolution: Resolution) -> dict[str, str]:
+    """The variables that no rank gets where there is no run directory, and why."""
+    left = {
+        setting.variable.name: "there is no run directory"
+        for setting in resolution.settings
+        if needs_run_dir(setting.variable) and all(map(_is_below_run_dir, _templates(setting.variable)))
+    }
+    for setting in resolution.settings:
+        other = setting.variable.together_with
+        if other in left:
+            left.setdefault(setting.variable.name, f"it is set only together with {other}")
+    return left
+
+
+def _templates(variable: Variable) -> list[str]:
+    """All values of a variable."""
+    values = [part.value for part in (*variable.ranks, *variable.local_ranks)]
+    return values if variable.value is None else [*values, variable.value]
+
+
+def _is_below_run_dir(template: str) -> bool:
+    return any(field in _NEED_RUN_DIR for field in templates.fields(template))
 
 
 def _value_for(variable: Variable, rank: int, local_rank: int) -> str | None:

@@ -30,6 +30,7 @@ BEFORE_THE_RANKS = {
     "saferun.cluster.secret": "--secret-file",
     "saferun.launch.nic_variables": "--nic, and what the checks chose",
     "saferun.launch.dry_run": "--dry-run",
+    "saferun.launch.planned_wrappers": "--dry-run",
     "saferun.launch.on_event_part": "--on-event, when the loop is made",
     "saferun.report.event_json": "--on-event, likewise",
     "saferun.launch.metrics_part": "--metrics, likewise",

@@ -18,6 +18,7 @@ from saferun.env.profiles import load_profiles, resolve
 from saferun.errors import UsageError
 from saferun.launch import dry_run
 from saferun.launch.dry_run import config_lines, plan_lines
+from saferun.launch.planned_wrappers import planned_wrappers
 from saferun.report.run_json import run_text
 from tests.unit.described_runs import described_run
 from tests.unit.recorded_launchers import SLURM_TASK_A_HOST, SLURM_TASK_A_RANK
@@ -54,7 +55,8 @@ def plan_of(
         env=config.environ.env,
         unset=config.environ.unset,
     )
-    return plan_lines(config, resolution, around, "node0")
+    wrappers, notes = planned_wrappers(config, resolution, around, "node0")
+    return plan_lines(config, resolution, around, "node0", wrappers, notes)
 
 
 def rows_of(lines: list[str]) -> dict[str, tuple[str, str]]:
@@ -239,6 +241,91 @@ def test_what_a_launch_would_refuse_the_plan_refuses() -> None:
         plan_of("--virtual-local-rank", "--nproc-per-node=2", "train.py", environ={"CUDA_VISIBLE_DEVICES": "0"})
 
 
+# What is on the PATH of these tests.
+TOOL = f"{sys.executable} -X dev"
+
+
+def commands_of(plan: list[str]) -> list[str]:
+    """The command of each rank."""
+    return [line.partition("): ")[2] for line in plan if line.startswith("rank ")]
+
+
+def test_a_wrapped_rank_is_shown_with_its_tools() -> None:
+    """The first one is the outermost; the directory of a rank is not known yet."""
+    script = f"{sys.executable} -u train.py"
+    wraps = ("--wrap", "1:nice -n {rank}", "--wrap", f"local:1:{TOOL} {{rank_dir}}/x", "--wrap", "host:other:no-tool")
+    assert commands_of(plan_of("--nproc-per-node", "2", *wraps, "train.py")) == [
+        script,
+        f"nice -n 1 {TOOL} '{{rank_dir}}/x' {script}",
+    ]
+    memray = f"{sys.executable} -u -m memray run -q -f -o '{{rank_dir}}/memray.bin' train.py"
+    assert commands_of(plan_of("--wrap", "0:memray", "train.py")) == [memray]
+
+
+def test_a_rank_of_run_path_is_shown_as_it_is_run() -> None:
+    """By the interpreter, which may run a module in place of the script."""
+    (command,) = commands_of(plan_of("--run-path", "train.py", "$local_rank"))
+    assert command.startswith(f"{sys.executable} ")
+    assert "run_path.py " in command
+    assert command.endswith(" train.py 0")
+    (command,) = commands_of(plan_of("--run-path", "--wrap", "0:memray", "train.py"))
+    assert " -m memray run " in command.partition("run_path.py")[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("--wrap", "0:no-such-tool"), "no-such-tool is not installed here"),
+        (("--wrap", "7:nice"), "there is no rank 7 to run under nice"),
+        (("--wrap", "local:2:nice"), "there is no local rank 2 to run under nice"),
+        (("--wrap", "0:strace", "--run-dir", "none"), "there is no run directory"),
+        (("--wrap", "0:memray", "--no-python"), "memray runs Python scripts only"),
+        (("--wrap", "0:nice", "--env", "PATH=/nowhere"), "nice is not installed here"),
+    ],
+)
+def test_a_tool_that_a_launch_would_refuse_the_plan_refuses(arguments: tuple[str, ...], what: str) -> None:
+    Path("train.py").chmod(0o700)
+    with pytest.raises(UsageError, match=what) as raised:
+        plan_of("--nproc-per-node", "2", *arguments, "./train.py")
+    assert raised.value.exit_code == 2
+
+
+def test_a_tool_is_searched_for_where_the_rank_searches() -> None:
+    """On the PATH that a profile or ``--env`` gives it."""
+    tool = Path("bin/mine")
+    tool.parent.mkdir()
+    tool.write_text("")
+    tool.chmod(0o700)
+    plan = plan_of("--wrap", "0:mine", "--env", f"PATH={tool.parent.resolve()}:/usr/bin", "train.py")
+    assert commands_of(plan) == [f"mine {sys.executable} -u train.py"]
+
+
+def test_where_no_rank_is_started_no_tool_is_missed() -> None:
+    """With ``--preflight only`` such a launch ends with exit code 0."""
+    plan_of("--preflight", "only", "--wrap", "7:no-such-tool", "--wrap", "0:strace", "train.py")
+
+
+def test_without_a_run_directory_what_needs_it_is_left_out() -> None:
+    """As the ranks will find it."""
+    profiles = {
+        "mine": "variables: {A: {value: '{rank_dir}/a', together_with: B}, B: {value: 1, together_with: A}, C: 1, "
+        "D: {value: 'd', ranks: {0: '{run_dir}/d'}}}"
+    }
+    mine = "profile mine (profiles/mine.yaml:1)"
+    arguments = ("--env-profile", "mine", "--env", "E={rank_dir}/e", "train.py")
+    kept = plan_of(*arguments, profiles=profiles)
+    assert not any("left out" in line for line in kept)
+    assert f"  A='{{rank_dir}}/a'  [{mine}]" in kept
+    plan = plan_of("--run-dir", "none", *arguments, profiles=profiles)
+    assert plan[plan.index("changes by env profiles (mine) and options:") + 1 :] == [
+        f"  C=1  [{mine}]",
+        f"  D='{{run_dir}}/d' on rank 0, d on the others  [{mine}, left out where the value needs a run directory]",
+        f"  A is left out  [{mine}: there is no run directory]",
+        f"  B is left out  [{mine}: it is set only together with A]",
+        "  E is left out  [--env: there is no run directory]",
+    ]
+
+
 @pytest.mark.parametrize("text", ["a\nb", "\x1b[31m", "\udcff", "\u2028"])
 def test_every_line_is_one_line_of_print(text: str) -> None:
     """Arguments and values hold anything, and a terminal obeys some of it."""
@@ -305,6 +392,17 @@ def test_a_plan_of_one_task_a_rank_shows_one_rank() -> None:
     assert [line.partition(":")[0] for line in lines if line.startswith("rank ")] == ["rank 5 (node0, local rank 1)"]
     for line in ("  RANK=5", "  LOCAL_RANK=1", "  LOCAL_WORLD_SIZE=2", "  WORLD_SIZE=8"):
         assert line in lines
+
+
+def test_a_rank_that_another_host_may_have_refuses_no_plan() -> None:
+    """Hosts may have more ranks than this one; a line says what is known."""
+    arguments = ("--nproc-per-node", "2", "--wrap", "8:nice", "--wrap", "4:nice", "train.py")
+    plan = plan_of(*arguments, environ=SLURM_TASK_A_HOST)
+    assert "--wrap: there is no rank 8 to run under nice, if all hosts have as many ranks as this one" in plan
+    script = f"{sys.executable} -u train.py"
+    assert commands_of(plan) == [f"nice {script}", script]
+    with pytest.raises(UsageError, match="no local rank 2"):
+        plan_of("--nproc-per-node", "2", "--wrap", "local:2:nice", "train.py", environ=SLURM_TASK_A_HOST)
 
 
 def test_a_plan_does_not_claim_to_know_what_a_rendezvous_decides() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from saferun.cli.wrap_option import read_wraps
+from saferun.config import Command
 from saferun.errors import UsageError
 from saferun.launch import wrapping
 from saferun.launch.wrapping import Wrapper, _perf_refusal, cost_lines, missing_tool, wrappers_of
@@ -24,7 +25,8 @@ def wrapped(
     *texts: str, ranks: int = 4, rank_dir: str | None = "/run/rank", python: str = "/bin/python3"
 ) -> list[list[str]]:
     """The tools of each rank, by name."""
-    found = wrappers_of(read_wraps(texts), placement(ranks), HOST, [rank_dir] * ranks, python)
+    command = Command((python, "train.py"), run_path=False, name="train.py")
+    found = wrappers_of(read_wraps(texts), placement(ranks), HOST, [rank_dir] * ranks, command)
     return [[wrapper.name for wrapper in wrappers] for wrappers in found]
 
 
@@ -41,7 +43,7 @@ def test_the_first_tool_is_the_outermost() -> None:
 
 def test_places_are_filled_in() -> None:
     (wrap,) = read_wraps(["2:tool {rank} {local_rank} {rank_dir}/out {host} {other}"])
-    found = wrappers_of([wrap], placement(), HOST, ["/run/rank"] * 4, "python")
+    found = wrappers_of([wrap], placement(), HOST, ["/run/rank"] * 4, Command(("python",), run_path=False, name=""))
     assert found[2][0].argv == ("tool", "2", "2", "/run/rank/out", HOST, "{other}")
 
 
