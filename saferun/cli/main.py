@@ -141,8 +141,10 @@ def read_config(
         SystemExit: ``--help`` and ``--version``.
     """
     if "--show-config" in arguments:
-        # The settings can be shown without a script.
+        # The settings can be shown without a script, and the ranks of none cannot.
         values = parse([*arguments, NO_SCRIPT], environ)
+        if values.dry_run and values.training_script == NO_SCRIPT:
+            values = parse(arguments, environ)
         values.training_script_args = [word for word in values.training_script_args if word != NO_SCRIPT]
     else:
         values = parse(arguments, environ)

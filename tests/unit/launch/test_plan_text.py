@@ -101,6 +101,19 @@ def test_settings_are_shown_without_a_script() -> None:
     assert not config.show_config
 
 
+@pytest.mark.parametrize("option", ["--dry-run", "--dry_run"])
+def test_ranks_are_not_shown_without_a_script(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """There are none; it ends like a launch without one."""
+    errors = []
+    for arguments in (("--show-config", option), (option,)):
+        with pytest.raises(SystemExit) as raised:
+            config_of(*arguments)
+        assert raised.value.code == 2
+        errors.append(capsys.readouterr().err)
+    assert errors[0] == errors[1] != ""
+    assert config_of("--show-config", option, "train.py").dry_run
+
+
 def test_a_default_that_is_no_value_is_shown_as_what_holds() -> None:
     """``auto`` is another mode of ``--nic``; with ``--preflight only`` there are no files."""
     rows = rows_of(config_lines(config_of("train.py")))
