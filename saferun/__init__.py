@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from saferun.api.script import debug as debug
     from saferun.api.script.failures import record
     from saferun.api.script.reported_progress import expect, step
+    from saferun.errors import SaferunError
 
-__all__ = ["debug", "expect", "heartbeat", "read_report", "record", "run", "step"]
+__all__ = ["SaferunError", "debug", "expect", "heartbeat", "read_report", "record", "run", "step"]
 __version__ = "0.1.0"
 
 
@@ -36,6 +37,7 @@ def heartbeat() -> None:
 
 # What is imported when it is asked for, with the module that has it: a launch needs none of it.
 _LAZY = {
+    "SaferunError": "saferun.errors",
     "expect": "saferun.api.script.reported_progress",
     "read_report": "saferun.api.report",
     "record": "saferun.api.script.failures",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -102,6 +103,35 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "report.json")
     with pytest.raises(SaferunError, match="not a regular file"):
         saferun.read_report(tmp_path)
+
+
+def test_the_errors_that_the_documents_name_are_where_they_say() -> None:
+    """An ``except`` with a name that is nowhere hides the failure behind an AttributeError."""
+    pages = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("programs.md", "script.md")}
+    found = {
+        name: set(re.findall(r"\b[\w.]*(?:SaferunError|RanksMissingError)\b", text)) for name, text in pages.items()
+    }
+    assert found == {"programs.md": {"saferun.SaferunError"}, "script.md": {"saferun.debug.RanksMissingError"}}
+    assert saferun.SaferunError is SaferunError
+    error = saferun.debug.RanksMissingError("rank 3 did not come", [3])
+    assert isinstance(error, TimeoutError)
+    assert error.ranks == (3,)
+
+
+def test_an_error_can_be_caught_by_its_public_name() -> None:
+    """In a fresh interpreter, where nothing else has imported it."""
+    program = (
+        "import saferun\ntry: saferun.read_report('/nowhere')\nexcept saferun.SaferunError as error: print(error.hint)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.startswith("check the path")
 
 
 def test_completion_shows_all_public_names() -> None:
