@@ -67,13 +67,46 @@ def diagnose(launch: LaunchState, at: float) -> list[Action]:
 def on_diagnosed(launch: LaunchState, event: Diagnosed) -> list[Action]:
     """The leader decides; the others wait for its decision."""
     attempt, others = launch.attempt, launch.attempt.others
-    if others.unreachable and not launch.leads and others.decision is None:
-        others.cut_off = (others.cut_off or CutOff())._replace(is_final=True)  # no decision can come
+    is_unheard = bool(others.unreachable) and not launch.leads and others.decision is None
+    if is_unheard and others.cut_off is None and not _awaits_leader(launch):
+        # No decision is waited for. An elastic job can meet again all the same, as where the leader is lost.
+        others.cut_off = CutOff(is_final=not (launch.job.outlives_leader and _may_be_restarted(launch)))
     if launch.answers_to_job and not launch.leads:
         attempt.own_diagnosis = event.diagnosis
-        return follow(launch, others.decision, event.at) if others.decision is not None else []
+        if others.decision is not None:
+            return follow(launch, others.decision, event.at)
+        return [_waiting_line(launch, event)] if is_unheard else []
     others.is_stopped = others.is_stopped or event.stopped
     return _decide(launch, event.at, event.diagnosis, event.facts)
+
+
+def _may_be_restarted(launch: LaunchState) -> bool:
+    """Whether another attempt may follow, as far as this host can tell."""
+    is_stopped = launch.stop_signum is not None or bool(launch.stopped_by) or launch.attempt.others.is_stopped
+    return launch.may_restart and not is_stopped and not is_final(launch.attempt.ending)
+
+
+def _awaits_leader(launch: LaunchState) -> bool:
+    """Whether a leader that cannot be reached is waited for, within the limit of the phase.
+
+    It may be there, and start all hosts again as soon as the network is back: without this one it could not.
+    """
+    return _may_be_restarted(launch) and not launch.job.outlives_leader
+
+
+def _waiting_line(launch: LaunchState, event: Diagnosed) -> PrintLine:
+    left_s = max((launch.deadline or event.at) - event.at, 0.0)
+    sequel = f"waiting for its decision about another attempt for {left_s:.0f} s at most"
+    return PrintLine(f"{event.diagnosis.headline}; {launch.attempt.others.unreachable}; {sequel}")
+
+
+def end_wait(launch: LaunchState, at: float) -> list[Action]:
+    """DIAGNOSING: there is to be no other attempt, so that the decision of an unreachable leader is not waited for."""
+    attempt = launch.attempt
+    if attempt.own_diagnosis is None or not attempt.others.unreachable or not launch.answers_to_job:
+        return []
+    attempt.others.cut_off = CutOff(is_final=True)
+    return _decide(launch, at, attempt.own_diagnosis, None)
 
 
 def on_deadline(launch: LaunchState, event: DeadlineExpired) -> list[Action]:
@@ -108,7 +141,7 @@ def hurry(launch: LaunchState, event: SignalReceived) -> list[Action]:
     """
     attempt, stopping = launch.attempt, launch.attempt.stopping
     if attempt.own_diagnosis is not None:
-        return []  # this host has handed in all it knows
+        return end_wait(launch, event.at)  # this host has handed in all it knows
     within_s = 0.0 if stopping.is_hurried else _HURRIED_CAPTURE_S
     line = ": finishing the report"
     if not launch.answers_to_job and launch.deadline is not None:

@@ -11,7 +11,7 @@ from saferun.supervisor.actions import (
     PrintLine,
     RequestCheckpoint,
 )
-from saferun.supervisor.deciding import diagnose
+from saferun.supervisor.deciding import diagnose, end_wait
 from saferun.supervisor.ending import Regroup, Stopped
 from saferun.supervisor.events import CheckpointRequested, RestartRequested, StopRequested
 from saferun.supervisor.launch_state import LaunchState, State
@@ -77,7 +77,7 @@ def _obey(launch: LaunchState, event: StopRequested, *, is_repeated: bool) -> li
     if launch.state in {State.WAITING, State.PROBING}:
         return diagnose(launch, event.at)
     if launch.state is State.DIAGNOSING:
-        return []
+        return end_wait(launch, event.at)
     ranks = ranks_count(len(launch.attempt.running))
     if event.at_once:
         return [PrintLine(f"{event.by}: killing {ranks}"), *kill(launch, event.at)]
