@@ -17,6 +17,9 @@ _MOST_CHUNKS = 4
 # A host that has handed in nothing by then is probed; again at longer intervals.
 _PROBE_AFTER_S = 1.5
 _PROBE_AGAIN_S = 5.0
+# What is collected while the attempt is to go on: what the hosts found of each other, and a hang that may only be
+# reported. A host that does not answer for some seconds is not lost then.
+_WHILE_IT_GOES_ON = ("probes-", "hang-")
 # Clocks that were not measured are compared by when a message was sent and came, which may take a second.
 _SKEW_S = 1.5
 
@@ -79,9 +82,8 @@ class EvidenceCollection:
             self._end()
         elif wanted.probe_at <= now:
             wanted.probe_at = now + _PROBE_AGAIN_S
-            # Before the ranks are started nothing is known to be amiss.
             missing = {host for host, task in wanted.missing if self._is_awaited(host, task)}
-            self._probe(sorted(missing), wanted.name.startswith("probes-"))
+            self._probe(sorted(missing), wanted.name.startswith(_WHILE_IT_GOES_ON))
 
     def collect(
         self, name: str, timeout_s: float, on_done: Callable[[list[EvidenceChunk]], None], hosts: Collection[int] | None

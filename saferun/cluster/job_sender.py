@@ -134,7 +134,7 @@ class JobSender:
     def probe(self, hosts: list[int], awaits_heartbeat: bool) -> None:  # noqa: FBT001 - by the collection
         """Have hosts probed.
 
-        ``awaits_heartbeat``: a host that seems gone gets one heartbeat period to show that it is not.
+        ``awaits_heartbeat``: none is lost because it does not answer (see ``Liveness.probe``).
         """
         self._send("probe", hosts=hosts, patient=awaits_heartbeat)
 

@@ -69,7 +69,8 @@ class Liveness:
 
         Args:
             hosts: their numbers.
-            awaits_heartbeat: a host that seems gone gets one heartbeat period to show that it is not.
+            awaits_heartbeat: a host that seems gone gets one heartbeat period to show that it is not, and one that does
+                not answer is not lost for that: its silence decides, as while nothing of it is waited for.
         """
         for host in hosts:
             if 0 < host < len(self._records):
@@ -123,6 +124,9 @@ class Liveness:
         if is_there:
             # Whatever stands before it: a firewall may refuse every port but one.
             finding = SilenceReason(REACHED, f"{self._labels[host]} answers")
+        elif finding.why == UNREACHABLE and awaits_heartbeat:
+            # A switch may restart. The monitor goes on to read its heartbeats, and finds out if none come.
+            finding = SilenceReason(UNKNOWN, finding.message)
         elif finding.why in {GONE, UNREACHABLE} and monitor is not None:
             # Its answer to the decision is not waited for either.
             monitor.lose(host)

@@ -9,6 +9,8 @@ from tests.fleet.fleet import Fleet
 
 _AT_ONCE_S = 5.0
 _OTHERS = {1, 2, 3}
+# From one sample of the ranks to the next one, and what a probe takes.
+_FOUND_S = 20.0
 
 
 def _ends_well(fleet: Fleet) -> bool:
@@ -52,4 +54,94 @@ def test_a_host_whose_rank_fails_while_the_leader_is_off_ends_within_bounds() ->
         failed = fleet.hosts[1]
         assert 100.0 < fleet.run(300.0, lambda: failed.finish) < 200.0, fleet.story()
         fleet.await_end(600.0)
+    assert [host.finish.exit_code for host in fleet.hosts if host.finish is not None] == [1, 1, 1], fleet.story()
+
+
+def _probing(*, restarts: int = 0, spares: int = 0) -> Fleet:
+    return Fleet(4 + spares, restarts=restarts, spares=spares, is_patient=True, start_timeout_s=120.0)
+
+
+def _await_probing(fleet: Fleet) -> None:
+    hosts = fleet.hosts[: fleet.count - fleet.spares]
+    # A host has no supervisor before it has begun.
+    fleet.run(60.0, lambda: all(hasattr(host, "supervisor") and host.state is State.PROBING for host in hosts))
+    assert all(host.state is State.PROBING for host in hosts), fleet.story()
+
+
+@pytest.mark.parametrize("outage_s", [6.0, 12.0, 25.0, 40.0])
+@pytest.mark.parametrize("who", [0, 2])
+def test_a_network_that_is_away_while_the_hosts_probe_each_other_ends_no_job(who: int, outage_s: float) -> None:
+    """Once the ranks run such a silence is none, and under torchrun TCP sends again what is lost."""
+    fleet = _probing()
+    with fleet.running():
+        _await_probing(fleet)
+        fleet.network.divide({who})
+        fleet.run(outage_s)
+        fleet.network.heal()
+        fleet.await_running(60.0)
+        fleet.run(30.0)
+        assert _ends_well(fleet), fleet.story()
+    assert "abort" not in _kinds(fleet)
+
+
+def _kinds(fleet: Fleet) -> list[str]:
+    return [entry["kind"] for entry in fleet.entries[0]]
+
+
+@pytest.mark.parametrize(("restarts", "spares"), [(0, 0), (1, 0), (0, 1)])
+def test_a_host_that_dies_while_the_hosts_probe_each_other_is_lost_within_bounds(restarts: int, spares: int) -> None:
+    """Its silence is found as while ranks run: where no other attempt can follow, after the hang timeout."""
+    fleet = _probing(restarts=restarts, spares=spares)
+    with fleet.running():
+        _await_probing(fleet)
+        fleet.power_off(2)
+        within_s = 60.0 if restarts or spares else 300.0 + _FOUND_S
+
+        assert fleet.run(400.0, lambda: "abort" in _kinds(fleet) if 0 in fleet.entries else False) < within_s
+        if spares:
+            fleet.await_running(300.0, attempt=1)
+            assert _ends_well(fleet), fleet.story()
+            return
+        fleet.await_end(300.0)
+    assert [host.finish.exit_code for host in fleet.hosts if host.finish is not None] == [1, 1, 1], fleet.story()
+    (lost,) = [entry for entry in fleet.entries[0] if entry["kind"] == "abort"]
+    assert (lost["reason"], lost["text"].partition(":")[0]) == ("lost", "node2"), fleet.story()
+
+
+def _capture_hang(fleet: Fleet) -> None:
+    """The leader waits for what the others have captured of a hang, which is only reported."""
+    leader = fleet.leader
+    fleet.simulation.at(
+        fleet.simulation.now, lambda: leader.job.collect("hang-1", 32.0, lambda _: None, attempt=0), leader
+    )
+    fleet.simulation.at(fleet.simulation.now, leader._set_alarm, leader)
+
+
+@pytest.mark.parametrize("outage_s", [6.0, 12.0, 20.0])
+def test_a_network_that_is_away_while_a_hang_is_captured_ends_no_job(outage_s: float) -> None:
+    """The hang may be a slow evaluation: it is reported, and the job goes on."""
+    fleet = Fleet(4, is_patient=True)
+    with fleet.running():
+        fleet.await_running()
+        fleet.run(5.0)
+        fleet.network.divide({2})
+        _capture_hang(fleet)
+        fleet.run(outage_s)
+        fleet.network.heal()
+        fleet.run(30.0)
+        assert _ends_well(fleet), fleet.story()
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_host_that_dies_while_a_hang_is_captured_is_lost_within_bounds(restarts: int) -> None:
+    """As at any other moment."""
+    fleet = Fleet(4, restarts=restarts, is_patient=True, start_timeout_s=120.0)
+    with fleet.running():
+        fleet.await_running()
+        fleet.run(5.0)
+        fleet.power_off(2)
+        _capture_hang(fleet)
+        within_s = 60.0 if restarts else 300.0 + _FOUND_S
+        assert fleet.run(400.0, lambda: "abort" in _kinds(fleet)) < within_s
+        fleet.await_end(300.0)
     assert [host.finish.exit_code for host in fleet.hosts if host.finish is not None] == [1, 1, 1], fleet.story()

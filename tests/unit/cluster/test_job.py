@@ -123,6 +123,18 @@ def test_a_host_that_hands_in_nothing_is_knocked_at_and_not_waited_for_for_ever(
     assert got == [[]]
 
 
+@pytest.mark.parametrize(("name", "is_patient"), [("probes-1", True), ("hang-2", True), ("end", False)])
+def test_a_host_is_waited_for_with_patience_where_the_attempt_goes_on(
+    listening: Listening, name: str, *, is_patient: bool
+) -> None:
+    """While the hosts probe each other, or a hang is captured that may only be reported, none is lost in seconds."""
+    listening.join()
+    listening.job.collect(name, 60.0, lambda _: None)
+    listening.job.tick(time.monotonic() + 2.0)
+    probe = listening.channel.sent[-1]
+    assert (probe["op"], probe["hosts"], probe["patient"]) == ("probe", [1], is_patient)
+
+
 def test_a_piece_of_the_largest_size_that_is_allowed_fits_with_its_wrapping(listening: Listening) -> None:
     """The coordinator drops what is larger than the host that decides wants to read."""
     listening.join()

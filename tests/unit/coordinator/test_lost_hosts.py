@@ -143,9 +143,9 @@ class Beating:
 
 
 class Leader:
-    """A leader that probes host 1, whose ports are refused, as long as it is not asked otherwise."""
+    """A leader that probes host 1. ``why``: what it finds; that ports are refused, unless another thing is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, why: str = GONE) -> None:
         self.told: list[dict[str, Any]] = []
         record = HostRecord("node2", (TaskRecord(1, "default", 1),), ("10.0.0.2",), 1)
         self.liveness = Liveness(
@@ -155,13 +155,13 @@ class Leader:
             INTERVAL_S,
             has_one_port=False,
             report=lambda op, fields: self.told.append({"op": op, **fields}),
-            probe=lambda *_arguments, **_more: SilenceReason(GONE, "in words"),
+            probe=lambda *_arguments, **_more: SilenceReason(why, "in words"),
         )
 
-    def probe(self, monitor: Beating) -> str:
+    def probe(self, monitor: Beating | None, *, awaits_heartbeat: bool = False) -> str:
         stand_in: Any = monitor
         self.liveness.monitor = stand_in
-        self.liveness._probe(1, awaits_heartbeat=False)
+        self.liveness._probe(1, awaits_heartbeat)
         return str(self.told[-1]["why"])
 
     def judge(self, monitor: Beating) -> list[tuple[str, str]]:
@@ -190,6 +190,25 @@ def test_a_host_whose_saferun_has_just_ended_is_lost_as_soon_as_two_heartbeats_a
     began_at = clock.now
     assert Leader().probe(old) == GONE
     assert clock.now == began_at
+
+
+@pytest.mark.parametrize("awaits_heartbeat", [False, True])
+def test_an_attempt_that_goes_on_loses_no_host_because_it_does_not_answer_for_some_seconds(
+    clock: Clock, *, awaits_heartbeat: bool
+) -> None:
+    """A switch restarts: the silence of a host counts, as while ranks run. A failed one waits for no evidence."""
+    monitor = Beating(clock, beats=0, silent_s=3 * INTERVAL_S)
+    found = Leader(UNREACHABLE).probe(monitor, awaits_heartbeat=awaits_heartbeat)
+    assert (found, monitor.was_lost) == ((UNKNOWN, False) if awaits_heartbeat else (UNREACHABLE, True))
+    early = Leader(UNREACHABLE).probe(None, awaits_heartbeat=awaits_heartbeat)
+    assert early == (UNKNOWN if awaits_heartbeat else UNREACHABLE)
+
+
+def test_an_attempt_that_goes_on_loses_a_host_whose_saferun_is_gone(clock: Clock) -> None:
+    """It is known, once no heartbeat has come for a while."""
+    monitor = Beating(clock, beats=0, silent_s=3 * INTERVAL_S)
+    assert Leader().probe(monitor, awaits_heartbeat=True) == GONE
+    assert monitor.was_lost
 
 
 def test_where_heartbeats_have_come_since_a_refusal_a_refusal_means_nothing(clock: Clock) -> None:
