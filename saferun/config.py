@@ -366,7 +366,8 @@ class LaunchConfig(Value):
 
         It may go on: a virtual machine that is moved, a switch that restarts. An earlier end would gain nothing, since
         no other attempt can follow, and ``--host-timeout`` does not ask for it. An elastic job is no exception: it goes
-        on with fewer hosts by a restart, or by another try of its start.
+        on with fewer hosts by a restart. A start of it that fails within ``init_process_group`` is tried again, which
+        it still is after that wait, unless the hang ends the job first.
 
         Args:
             restarts: how many there were.
@@ -387,7 +388,8 @@ class LaunchConfig(Value):
         if may_restart or spares:
             return float("inf")
         is_elastic = self.hosts.least != self.hosts.most
-        return self.retry.start_window_s if is_elastic and self.retry.start_retries else 0.0
+        may_end_before = is_elastic and self.retry.start_retries > 0 and self.watch.on_hang != "report"
+        return self.retry.start_window_s if may_end_before else 0.0
 
     @property
     def checks_here(self) -> bool:

@@ -70,7 +70,7 @@ def on_diagnosed(launch: LaunchState, event: Diagnosed) -> list[Action]:
     is_unheard = bool(others.unreachable) and not launch.leads and others.decision is None
     if is_unheard and others.cut_off is None and not _awaits_leader(launch):
         # No decision is waited for. An elastic job can meet again all the same, as where the leader is lost.
-        others.cut_off = CutOff(is_final=not (launch.job.outlives_leader and _may_be_restarted(launch)))
+        others.cut_off = CutOff(is_final=not launch.job.outlives_leader)
     if launch.answers_to_job and not launch.leads:
         attempt.own_diagnosis = event.diagnosis
         if others.decision is not None:
@@ -80,18 +80,14 @@ def on_diagnosed(launch: LaunchState, event: Diagnosed) -> list[Action]:
     return _decide(launch, event.at, event.diagnosis, event.facts)
 
 
-def _may_be_restarted(launch: LaunchState) -> bool:
-    """Whether another attempt may follow, as far as this host can tell."""
-    is_stopped = launch.stop_signum is not None or bool(launch.stopped_by) or launch.attempt.others.is_stopped
-    return launch.may_restart and not is_stopped and not is_final(launch.attempt.ending)
-
-
 def _awaits_leader(launch: LaunchState) -> bool:
     """Whether a leader that cannot be reached is waited for, within the limit of the phase.
 
     It may be there, and start all hosts again as soon as the network is back: without this one it could not.
     """
-    return _may_be_restarted(launch) and not launch.job.outlives_leader
+    is_stopped = launch.stop_signum is not None or bool(launch.stopped_by) or launch.attempt.others.is_stopped
+    may_follow = launch.may_restart and not is_stopped and not is_final(launch.attempt.ending)
+    return may_follow and not launch.job.outlives_leader
 
 
 def _waiting_line(launch: LaunchState, event: Diagnosed) -> PrintLine:

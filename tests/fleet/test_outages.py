@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import pytest
 
+from saferun.config import LaunchConfig
 from saferun.supervisor.machine import State
+from tests.fleet import virtual_host
 from tests.fleet.fleet import Fleet
 
 _AT_ONCE_S = 5.0
 _OTHERS = {1, 2, 3}
 # From one sample of the ranks to the next one, and what a probe takes.
 _FOUND_S = 20.0
+
+
+@pytest.fixture
+def elastic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hosts of a fleet have an elastic job, as far as their patience goes: how they meet is another matter."""
+    fixed = virtual_host._config
+
+    def config_of(fleet: Fleet, number: int) -> LaunchConfig:
+        config = fixed(fleet, number)
+        assert config.retry.start_retries
+        return config._replace(hosts=config.hosts._replace(least=fleet.count - 1))
+
+    monkeypatch.setattr(virtual_host, "_config", config_of)
 
 
 def _ends_well(fleet: Fleet) -> bool:
@@ -145,3 +160,35 @@ def test_a_host_that_dies_while_a_hang_is_captured_is_lost_within_bounds(restart
         assert fleet.run(400.0, lambda: "abort" in _kinds(fleet)) < within_s
         fleet.await_end(300.0)
     assert [host.finish.exit_code for host in fleet.hosts if host.finish is not None] == [1, 1, 1], fleet.story()
+
+
+@pytest.mark.usefixtures("elastic")
+@pytest.mark.parametrize("after_s", [0.0, 20.0, 60.0])
+def test_a_host_of_an_elastic_job_that_stands_still_soon_after_the_start_is_waited_for(after_s: float) -> None:
+    """A virtual machine is moved. Without restarts its loss would be the end of the job, while torchrun waits."""
+    fleet = Fleet(4, is_patient=True)
+    with fleet.running():
+        fleet.await_running()
+        fleet.run(after_s)
+        fleet.stopped_at = fleet.simulation.now
+        fleet.freeze(2, 50.0)
+        fleet.run(50.0)
+        assert all(host.state is State.RUNNING for host in fleet.hosts), fleet.story()
+        fleet.stopped_at = None
+        fleet.run(60.0)
+        assert _ends_well(fleet), fleet.story()
+
+
+@pytest.mark.usefixtures("elastic")
+def test_a_host_of_an_elastic_job_that_dies_soon_after_the_start_is_lost_after_the_hang_timeout() -> None:
+    """It does not come back; if the start had not been over, it would be tried again then without that host."""
+    fleet = Fleet(4, is_patient=True)
+    with fleet.running():
+        fleet.await_running()
+        fleet.power_off(2)
+        assert 300.0 < fleet.run(400.0, lambda: "abort" in _kinds(fleet)) < 300.0 + _FOUND_S
+        fleet.await_end(_AT_ONCE_S)
+    assert [host.finish.exit_code for host in fleet.hosts if host.finish is not None] == [1, 1, 1], fleet.story()
+    (warning,) = fleet.leader.lines
+    assert "no heartbeat received from node2" in warning
+    assert "the job ends if no rank makes progress for 300 s" in warning

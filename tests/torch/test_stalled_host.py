@@ -97,11 +97,8 @@ else:
     with open(path) as pipe:
         pipe.read()
 """
-# The elastic job waits for both hosts, however slowly they come; a start that failed it would try again without one.
-ELASTIC = (
-    *("--nnodes", "1:2", "--rdzv-id", "job", "--rdzv-backend", "c10d", "--rdzv-conf", "last_call_timeout=120"),
-    *("--start-retries", "0"),
-)
+# The elastic job waits for both hosts, however slowly they come.
+ELASTIC = ("--nnodes", "1:2", "--rdzv-id", "job", "--rdzv-backend", "c10d", "--rdzv-conf", "last_call_timeout=120")
 
 
 @pytest.mark.slow

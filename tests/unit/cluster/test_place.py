@@ -218,14 +218,23 @@ def test_a_silent_host_is_waited_for_where_no_spare_can_take_its_place(
     assert waits == [leader_waits, others_wait]
 
 
-def test_in_an_elastic_job_a_silent_host_is_not_waited_for_while_the_start_may_be_tried_again() -> None:
-    """Without that host, and without a restart. A static job needs it for that, too."""
+def test_in_an_elastic_job_without_restarts_a_silent_host_is_waited_for_from_the_beginning_of_an_attempt() -> None:
+    """A start is tried again without that host only if it fails within ``init_process_group``, and so it is later."""
     elastic = ("--nnodes", "2:4", *C10D)
-    assert config_of(*elastic).patience_after_s() == 120.0
-    assert config_of(*elastic, "--start-window", "30").patience_after_s() == 30.0
-    assert config_of(*elastic, "--start-retries", "0").patience_after_s() == 0.0
-    assert config_of("--nnodes", "2").patience_after_s() == 0.0
+    assert config_of(*elastic).patience_after_s() == 0.0
     assert config_of(*elastic, "--max-restarts", "1").patience_after_s() == float("inf")
+
+
+@pytest.mark.parametrize("hang", [("--on-hang", "stop"), ("--on-hang", "restart", "--max-restarts", "1")])
+def test_where_a_hang_ends_an_elastic_job_a_silent_host_is_not_waited_for_while_its_start_may_be_tried_again(
+    hang: tuple[str, ...],
+) -> None:
+    """The hang might be found first. A static job needs that host for another try, too."""
+    elastic = ("--nnodes", "2:4", *C10D, *hang)
+    assert config_of(*elastic).patience_after_s(restarts=1) == 120.0
+    assert config_of(*elastic, "--start-window", "30").patience_after_s(restarts=1) == 30.0
+    assert config_of(*elastic, "--start-retries", "0").patience_after_s(restarts=1) == 0.0
+    assert config_of("--nnodes", "2", *hang).patience_after_s(restarts=1) == 0.0
 
 
 def test_a_silent_host_is_waited_for_once_all_restarts_are_used_up() -> None:

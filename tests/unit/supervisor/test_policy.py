@@ -98,6 +98,13 @@ def test_nobody_knows_why_and_it_is_tried_again_once() -> None:
     assert steps(run(policy(start_retries=0), failed("abort", in_init=True))) == ["finish"]
 
 
+def test_a_start_that_lost_a_host_within_init_is_tried_again_once() -> None:
+    """An elastic job goes on without it, also where the host was waited for as long as for a hang."""
+    lost = failed("host_lost", in_init=True)
+    assert steps(run(policy(), lost, lost, hosts=3, least_hosts=2)) == ["retry", "finish"]
+    assert steps(run(policy(), failed("host_lost"), hosts=3, least_hosts=2)) == ["finish"]
+
+
 @pytest.mark.parametrize("started", [True, None])
 def test_what_is_not_known_to_be_a_failed_start_is_not_tried_again(started: bool | None) -> None:
     """Hours of training are not run twice because nobody knows; that is what --max-restarts is for."""

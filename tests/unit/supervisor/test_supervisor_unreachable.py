@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from saferun.supervisor.actions import Diagnose, PrintLine, ReportFailure
-from saferun.supervisor.events import HostsReachable, HostsUnreachable, JobAborted, JobLost, StopRequested
+from saferun.supervisor.events import Diagnosed, HostsReachable, HostsUnreachable, JobAborted, JobLost, StopRequested
 from saferun.supervisor.machine import State
+from saferun.supervisor.policy import FailureFacts
 from tests.unit.supervisor.fake_job import FAILED, LIMITS, Host, Job
 
 UNREACHABLE = "node0 cannot be reached"
@@ -23,6 +24,7 @@ class Outage:
         self.job = Job(3 + spares, max_restarts, least, spares=spares, moves=bool(spares))
         self.job.run()
         self.host: Host = self.job.hosts[1]
+        self.facts: FailureFacts | None = None  # of the failure of that host
         self._held: list[tuple[Host, JobAborted]] = []
         self.host.deliver(HostsUnreachable(self.job.now, 0, UNREACHABLE))
 
@@ -39,6 +41,8 @@ class Outage:
                 self._held += [(other, event) for event in aborted]
                 for event in aborted:
                     other.inbox.remove(event)
+            if isinstance(self.host.inbox[0], Diagnosed):
+                self.host.inbox[0] = self.host.inbox[0]._replace(facts=self.facts)
             self.host.take()
 
     def heal(self) -> None:
@@ -94,6 +98,15 @@ def test_in_an_elastic_job_a_host_meets_the_others_again_without_the_decision(*,
         outage.fail()
     assert outage.host.state is State.BACKOFF
     assert [decision.partition(":")[0] for decision in outage.decisions] == ["restart"]
+
+
+def test_in_an_elastic_job_a_start_that_fails_is_tried_again_without_a_leader_that_cannot_be_reached() -> None:
+    """As where the leader is lost at once: that it may come back is no reason to end."""
+    outage = Outage(max_restarts=0, least=1)
+    outage.facts = FailureFacts("master_unreachable", is_start_over=False, in_init=True)
+    outage.fail()
+    assert outage.host.state is State.BACKOFF
+    assert [decision.partition(":")[0] for decision in outage.decisions] == ["retry"]
 
 
 @pytest.mark.parametrize("least", [None, 1])
