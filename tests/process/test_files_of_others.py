@@ -163,6 +163,7 @@ def test_directories_that_turn_into_links_while_they_are_deleted_lead_nowhere(sh
 
 
 @pytest.mark.slow
+@pytest.mark.limit_s(900)
 def test_no_race_for_links_is_lost(shared: Path, home: Path) -> None:
     race(shared, home, 200)
 
