@@ -21,6 +21,7 @@ from saferun.linux.limits import has_room_for_files
 from saferun.linux.prctl import become_subreaper, keep_freed_memory
 from saferun.linux.procfs import children_of
 from saferun.linux.reaper import Reaper
+from saferun.linux.signals import not_ignored
 from saferun.linux.streams import ensure_standard_descriptors, leave_keyboard
 from saferun.supervisor.actions import Finish
 
@@ -313,6 +314,7 @@ def _job_policy(config: LaunchConfig, others_s: float) -> JobPolicy:
         moves_leader=config.moves_leader,
         awaits_replacement_host=config.rendezvous.backend != "static" and not config.in_batch_job,
         serves_tasks=hosts.task is not None and hosts.task.local_rank == 0 and hosts.task.local_world_size > 1,
+        stop_signals=not_ignored(config.signals),
     )
 
 

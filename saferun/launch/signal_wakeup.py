@@ -8,7 +8,7 @@ import time
 
 from saferun.launch.launch_context import LaunchContext
 from saferun.launch.passed_signals import PassedSignals
-from saferun.linux.signals import write_from_background
+from saferun.linux.signals import not_ignored, write_from_background
 from saferun.model import signal_name
 from saferun.supervisor.events import SignalReceived
 
@@ -48,9 +48,7 @@ class Wakeup:
         if signal.SIGINT not in self._stopping and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             # As any Python program has it: the ranks are ended on the way out.
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        for signum in self._context.config.signals:
-            if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
-                continue  # started under nohup, which means: outlive the terminal
+        for signum in not_ignored(self._context.config.signals):
             try:
                 signal.signal(signum, _ignore)
             except (OSError, ValueError):

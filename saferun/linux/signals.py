@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 
 from saferun.linux.small_files import read_bytes
 
@@ -68,6 +69,12 @@ def ignore_as_before() -> None:
     """In a rank's process, before its program starts: ignore what it would ignore under torchrun."""
     for signum in _ignored_before:
         signal.signal(signum, signal.SIG_IGN)
+
+
+def not_ignored(signums: Sequence[int]) -> tuple[int, ...]:
+    """The signals that stop a launch, without SIGHUP under nohup, which means: outlive the terminal."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return tuple(signum for signum in signums if signum != signal.SIGHUP or not is_ignored)
 
 
 def survive(signums: frozenset[int]) -> None:

@@ -7,7 +7,7 @@ from enum import Enum
 
 from saferun.model import Value
 from saferun.supervisor.actions import Action, BroadcastAbort, BroadcastCause, Finish
-from saferun.supervisor.ending import Ending, Failed, Leave, NotStarted, prevailing
+from saferun.supervisor.ending import Ending, Failed, Leave, NotStarted, Regroup, prevailing
 from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
 
 TYPE_CHECKING = False
@@ -83,6 +83,7 @@ class Stopping:
 
     def __init__(self) -> None:
         self.stage: Literal["none", "signalled", "killed", "sweeping"] = "none"
+        self.signum = 0  # that the ranks were sent last, unless it was SIGKILL
         self.kill_at = 0.0
         self.scheduler_kill_at: float | None = None  # when a scheduler that asked for the end would kill them itself
         self.capture_at: float | None = None  # when ranks that were sent a signal, and are still there, are captured
@@ -124,6 +125,7 @@ class Attempt:
         self.is_captured = False  # the ranks have been captured at least once
         self.awaits_cause = False  # CAPTURING lasts for that: ranks are left alive to show the cause of the failure
         self.is_cause_shown = False  # it is not waited for
+        self.awaits_signal = False  # CAPTURING lasts for that: other hosts leave the job by one that may come here, too
         self.stopping = Stopping()
         self.others = OtherHosts()
         self.own_diagnosis: Diagnosis | None = None  # while the leader's decision is waited for
@@ -189,6 +191,19 @@ class LaunchState:
         """Whether this host has no ranks in this attempt, and waits to take the place of another."""
         placement = self.attempt.placement
         return placement is not None and not placement.ranks
+
+    @property
+    def signum_for_ranks(self) -> int:
+        """What ranks that are stopped get: the signal that this host got, or another one of the job, else SIGTERM.
+
+        Another host chooses only among the signals that stop this launch. The ranks of a job that goes on without it
+        are not meant.
+        """
+        others = self.attempt.others
+        if self.stop_signum is not None:
+            return self.stop_signum
+        is_meant = others.announced_signum in self.job.stop_signals and not isinstance(self.attempt.ending, Regroup)
+        return others.announced_signum if is_meant else signal.SIGTERM
 
     @property
     def is_to_end(self) -> bool:

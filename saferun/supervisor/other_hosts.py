@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 # Reasons that a host announces before it acts: it acts when it reads its own entry in the log.
 _ANNOUNCED_WITHOUT_ACTING = frozenset({"membership", "lost", "task_lost", "restart"})
+# How soon after one host a scheduler has signalled all of them, at the latest.
+_SAME_SIGNAL_S = 2.0
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -78,13 +80,21 @@ def on_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
             return capture(launch, event.at)
         # RUNNING -> STOPPING: it has just been captured on all hosts.
         return stop(launch, event.at, signal.SIGTERM, launch.to_be_aborted(event.culprits))
-    if event.signum == signal.SIGKILL:
+    if event.signum == signal.SIGKILL and event.reason == "request":
         return kill(launch, event.at)
-    if event.signum == signal.SIGINT:
-        return stop(launch, event.at, event.signum)
-    if event.signum:
-        return stop_as_asked(launch, event.at, signal.SIGTERM, event.idle_s)
-    return capture(launch, event.at)
+    if not event.signum:
+        return capture(launch, event.at)
+    signum = launch.attempt.others.announced_signum
+    if signum == signal.SIGINT and signum in launch.job.stop_signals:
+        return stop(launch, event.at, signum)
+    is_for_others = isinstance(launch.attempt.ending, Regroup)
+    if is_for_others and signum != signal.SIGTERM and signum in launch.job.stop_signals:
+        # The ranks are only to be started again, unless the scheduler signals all hosts: by SIGTERM they would then die
+        # without a checkpoint.
+        launch.attempt.awaits_signal = True
+        launch.enter(State.CAPTURING, event.at + _SAME_SIGNAL_S)
+        return []
+    return stop_as_asked(launch, event.at, launch.signum_for_ranks, event.idle_s)
 
 
 def on_abort_without_ranks(launch: LaunchState, event: JobAborted) -> list[Action]:

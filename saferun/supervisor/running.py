@@ -105,7 +105,7 @@ def _after_capture(launch: LaunchState, at: float, culprits: tuple[int, ...]) ->
     attempt.is_captured = True
     if verdict is None or attempt.ending is not None:
         aborted = launch.to_be_aborted(attempt.others.culprits) if isinstance(attempt.ending, Hung) else ()
-        return stop(launch, at, launch.stop_signum or signal.SIGTERM, aborted)
+        return stop(launch, at, launch.signum_for_ranks, aborted)
     next_step = hang_policy.next_step(certain=verdict.certain and not attempt.has_moved and launch.leads)
     if next_step == "restart" and not (launch.may_restart or launch.spares):
         next_step = "stop"

@@ -1,10 +1,10 @@
 """STOPPING: a signal to the ranks, their grace, SIGKILL, and the sweep of what they left behind. Pure.
 
 No other module makes a SignalRanks. The module that ends the attempt chooses the signal: ``running`` after a capture,
-of a failure or a hang (SIGTERM, or the signal that this saferun got meanwhile); ``other_hosts`` if it ends on another
-host (SIGTERM, or SIGINT or SIGKILL as there); ``requests`` for saferunctl; ``on_signal`` here for a signal to this
-saferun. They call ``stop``, ``stop_as_asked`` or ``kill``; ``fail``, for a failure, captures first. When the ranks are
-captured, and when SIGKILL follows, is decided here.
+of a failure or a hang (SIGTERM, or the signal that this saferun or another one of the job got meanwhile);
+``other_hosts`` if it ends on another host (SIGTERM, or the signal that it got there); ``requests`` for saferunctl;
+``on_signal`` here for a signal to this saferun. They call ``stop``, ``stop_as_asked`` or ``kill``; ``fail``, for a
+failure, captures first. When the ranks are captured, and when SIGKILL follows, is decided here.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def is_captured_for_failure(launch: LaunchState) -> bool:
 
 
 def end_cause_wait(launch: LaunchState, at: float) -> None:
-    """Stop the ranks that were left alive to show the cause of a failure."""
-    if launch.state is State.CAPTURING and launch.attempt.awaits_cause:
+    """Stop the ranks that were left alive to show the cause of a failure, or for a signal that may come here, too."""
+    if launch.state is State.CAPTURING and (launch.attempt.awaits_cause or launch.attempt.awaits_signal):
         launch.enter(State.CAPTURING, at)
 
 
@@ -118,7 +118,7 @@ def stop(launch: LaunchState, at: float, signum: int, aborted: tuple[int, ...] =
     if stopping.scheduler_kill_at is not None:
         kill_at = max(min(kill_at, stopping.scheduler_kill_at), at)
     stopping.kill_at = kill_at
-    stopping.stage = "signalled"
+    stopping.stage, stopping.signum = "signalled", signum
     stopping.core_dump_deadline = at + launch.limits.grace_s + launch.limits.dump_s
     stopping.tools_deadline = kill_at + (launch.limits.tools_s if stopping.scheduler_kill_at is None else 0.0)
     launch.enter(State.STOPPING, kill_at if stopping.capture_at is None else min(stopping.capture_at, kill_at))
@@ -264,6 +264,11 @@ def on_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
     announced = _obey_signal(launch, event)
     if launch.state in {State.WAITING, State.PROBING}:
         return [*announced, *diagnose(launch, event.at)]
+    return _begin_stop(launch, event, announced)
+
+
+def _begin_stop(launch: LaunchState, event: SignalReceived, announced: list[Action]) -> list[Action]:
+    """STARTING | RUNNING | CAPTURING -> STOPPING | CAPTURING: the ranks get the signal that this host got."""
     if event.signum == signal.SIGINT:
         # A user at the keyboard wants an end: this is the only signal that does not wait for evidence.
         return [_stopping_line(launch, event), *announced, *stop(launch, event.at, event.signum)]
@@ -290,25 +295,51 @@ def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list
         stopping.late_signal = event
         line = signal_line(event, ": processes that the ranks left behind are not waited for")
         return [line, *hurried] if (hurried := stop_waiting_for_orphans(launch, event.at)) else []
-    had_failed = not isinstance(attempt.ending, Regroup | None)
-    is_hang = launch.state is State.CAPTURING and attempt.verdict is not None and not had_failed
+    if launch.state is State.CAPTURING:
+        return _on_signal_in_capture(launch, event)
+    if stopping.stage == "signalled" and attempt.others.announced_signum:
+        return [*_obey_signal(launch, event), *_pass_on(launch, event)]
+    is_another = _is_another_ctrl_c(launch, event)
+    return [*_obey_signal(launch, event), *(_end_grace(launch, event.at) if is_another else [])]
+
+
+def _on_signal_in_capture(launch: LaunchState, event: SignalReceived) -> list[Action]:
+    """CAPTURING -> CAPTURING | STOPPING: the time that is left belongs to the ranks."""
+    attempt, by_keyboard, is_another = launch.attempt, event.signum == signal.SIGINT, _is_another_ctrl_c(launch, event)
+    is_hang = attempt.verdict is not None and isinstance(attempt.ending, Regroup | None)
+    is_elsewhere = isinstance(attempt.ending, Stopped) and attempt.others.announced_signum != 0
     announced = _obey_signal(launch, event)
-    if is_hang:
+    if attempt.awaits_signal:
+        attempt.awaits_signal = False
+        return _begin_stop(launch, event, announced)
+    is_at_once = by_keyboard and (is_hang or is_elsewhere)  # a user at the keyboard does not wait for the capture
+    if is_hang or is_at_once:
         announced.insert(0, _stopping_line(launch, event, "" if by_keyboard else "; their stacks are captured first"))
-    if launch.state is State.CAPTURING and launch.deadline is not None:
-        # The time that is left belongs to the ranks.
+    if launch.deadline is not None:
         launch.enter(State.CAPTURING, min(launch.deadline, event.at + FIRST_CAPTURE_S))
-    if launch.state is State.CAPTURING and attempt.awaits_cause:
-        # CAPTURING -> STOPPING: the ranks were only left alive to show the cause of a failure.
+    if attempt.awaits_cause or is_at_once:
+        # Ranks that were left alive to show the cause of a failure need not.
         return [*announced, *stop(launch, event.at, event.signum)]
-    if not by_keyboard:
-        return announced
-    if is_hang:
-        # CAPTURING -> STOPPING: a user at the keyboard does not want to wait for the capture of a hang.
-        return [*announced, *stop(launch, event.at, event.signum)]
-    # A launcher sends one Ctrl-C to every host, and another host's report of it may come before the signal itself.
-    is_another = had_failed and attempt.others.announced_signum != signal.SIGINT
     return [*announced, *(_end_grace(launch, event.at) if is_another else [])]
+
+
+def _is_another_ctrl_c(launch: LaunchState, event: SignalReceived) -> bool:
+    """Whether a Ctrl-C comes while the ranks are stopped already, or about to be.
+
+    A launcher sends one to every host, and another host's report of it may come before the signal itself.
+    """
+    is_failure = not isinstance(launch.attempt.ending, Regroup | None)
+    return event.signum == signal.SIGINT and is_failure and launch.attempt.others.announced_signum != signal.SIGINT
+
+
+def _pass_on(launch: LaunchState, event: SignalReceived) -> list[Action]:
+    """STOPPING, because of a signal to another host: this host now gets another one. The grace of the ranks stays."""
+    attempt, stopping = launch.attempt, launch.attempt.stopping
+    if not attempt.running or event.signum == stopping.signum or event.why:
+        return []
+    stopping.signum = event.signum
+    line = signal_line(event, f": passed on to {ranks_count(len(attempt.running))}")
+    return [line, SignalRanks(launch.number, attempt.ranks, event.signum)]
 
 
 def _obey_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:

@@ -8,6 +8,8 @@ What is loaded at every launch stands here and in ``attempts``; ``facts`` is loa
 
 from __future__ import annotations
 
+import signal
+
 from saferun.model import Value
 from saferun.supervisor.policy.attempts import AttemptPolicy, Decision, FailureFacts, Fingerprint
 
@@ -26,7 +28,8 @@ class JobPolicy(Value):
     asks for an end by a signal kills whatever is still there soon afterwards, saferun included. ``least_hosts``: the
     fewest hosts that the job can run on. ``moves_leader``: whether a spare host takes the place of the leader, too.
     ``awaits_replacement_host``: whether the others wait for a host that takes the place of one that gets SIGTERM.
-    ``serves_tasks``: whether other processes of this host depend on this one.
+    ``serves_tasks``: whether other processes of this host depend on this one. ``stop_signals``: those that stop this
+    launch.
     """
 
     spans_hosts: bool = False
@@ -37,6 +40,7 @@ class JobPolicy(Value):
     moves_leader: bool = False
     awaits_replacement_host: bool = False
     serves_tasks: bool = False
+    stop_signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class HangPolicy(Value):

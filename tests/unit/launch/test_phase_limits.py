@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from saferun.cli.main import read_config
 from saferun.config import HostsConfig
 from saferun.coordinator import rendezvous_round
 from saferun.launch.entry import _job_policy, _limits
+from saferun.supervisor.policy import JobPolicy
 from tests.unit.samples import CONFIG
 
 
@@ -26,6 +29,16 @@ def test_a_batch_system_ends_all_hosts_of_a_job(backend: str, environ: dict[str,
     words = ["--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", "node1:29400", "--rdzv-id", "job", __file__]
     config = read_config(words, environ)
     assert _job_policy(config, 0.0).awaits_replacement_host is waits
+
+
+def test_a_signal_that_another_host_got_may_be_one_that_stops_this_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under nohup, SIGHUP is none: the ranks ignore it as well, and would be killed after their grace."""
+    config = read_config(["--nnodes", "2", "--node-rank", "1", "--master-addr", "node1", __file__], {})
+    assert _job_policy(config, 0.0).stop_signals == JobPolicy().stop_signals
+    with_usr1 = read_config(["--signals-to-handle", "SIGHUP,SIGUSR1", __file__], {})
+    assert _job_policy(with_usr1, 0.0).stop_signals == (signal.SIGHUP, signal.SIGUSR1)
+    monkeypatch.setattr(signal, "getsignal", lambda signum: signal.SIG_IGN if signum == signal.SIGHUP else None)
+    assert _job_policy(with_usr1, 0.0).stop_signals == (signal.SIGUSR1,)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def more_fields(kind: type, chance: random.Random, ranks: int, *, spans_hosts: b
         "RankExited": {"local_rank": chance.randrange(ranks), "status": chance.choice((OK, OK, OK, FAILED))},
         "StoreUnavailable": {"what": "the store is gone", "hint": "look"},
         "SignalReceived": {
-            "signum": chance.choice((signal.SIGTERM, signal.SIGINT)),
+            "signum": chance.choice((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)),
             "idle_s": chance.choice((0.0, 300.0)),
         },
         "StopRequested": {
@@ -77,7 +77,7 @@ def more_fields(kind: type, chance: random.Random, ranks: int, *, spans_hosts: b
             "message": "words",
             "host": "node2",
             "ours": is_even,
-            "signum": chance.choice((0, 0, signal.SIGTERM, signal.SIGINT)),
+            "signum": chance.choice((0, 0, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)),
         },
         "JobDecided": {
             "next_step": chance.choice(("restart", "finish")),

@@ -523,7 +523,9 @@ def test_a_decision_that_no_abort_came_before_ends_the_ranks_whatever_this_host_
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["take", "take", "take", "take", "ok", "fail", "term", "int", "off", "hang", "expire", "join"]),
+        st.sampled_from(
+            ["take", "take", "take", "take", "ok", "fail", "term", "int", "hup", "off", "hang", "expire", "join"]
+        ),
         st.integers(0, 3),
     ),
     max_size=60,
@@ -533,7 +535,7 @@ STEPS = st.lists(
 def let_happen(job: Job, kind: str, host: Host) -> None:
     """One thing, if it can happen now."""
     with_argument = {"ok": OK, "fail": FAILED}
-    signals = {"term": signal.SIGTERM, "int": signal.SIGINT}
+    signals = {"term": signal.SIGTERM, "int": signal.SIGINT, "hup": signal.SIGHUP}
     if kind == "take":
         host.take()
     elif kind == "off":
