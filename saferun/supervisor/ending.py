@@ -102,8 +102,8 @@ _WEIGHT: dict[type, int] = {Failed: 0, Stopped: 0, Hung: 1, StoreLost: 2, NotSta
 def prevailing(earlier: Ending | None, later: Ending) -> Ending:
     """Which of two reasons an attempt ends for.
 
-    A signal to this host stands, whatever the ranks do on their way out, and only a regrouping gives way to it, and the
-    same signal to another host, since a scheduler sends it to all of them: what had failed before was not its doing.
+    A signal to this host stands, whatever the ranks do on their way out, and only a regrouping gives way to it, and a
+    signal to another host, since a scheduler sends one to all of them: what had failed before was not its doing.
     Of all else the reason that explains more prevails, and of two that explain as much the later one; but of failures
     the first. What this host sees fail while the hosts regroup are ranks that others have left.
     """
@@ -112,8 +112,8 @@ def prevailing(earlier: Ending | None, later: Ending) -> Ending:
     if _is_order(earlier):
         return earlier
     if _is_order(later):
-        is_same = isinstance(earlier, Stopped) and earlier == Stopped(signum_of(later) or 0, earlier.host)
-        return later if is_same or isinstance(earlier, Regroup) else earlier
+        is_of_scheduler = isinstance(earlier, Stopped) and not earlier.by
+        return later if is_of_scheduler or isinstance(earlier, Regroup) else earlier
     weight = _WEIGHT[type(later)]
     return later if weight and weight >= _WEIGHT[type(earlier)] else earlier
 

@@ -40,7 +40,7 @@ ALL: tuple[Ending, ...] = (
 # ``^`` the later one.
 TABLE = {
     FAILED: "< < ^ ^ ^ ^ < <",
-    STOPPED_ELSEWHERE: "< < ^ ^ ^ ^ < <",
+    STOPPED_ELSEWHERE: "< < ^ ^ ^ ^ ^ ^",
     HUNG: "< < ^ ^ ^ ^ < <",
     STORE_LOST: "< < < ^ ^ ^ < <",
     NOT_STARTED: "< < < < ^ ^ < <",
@@ -69,8 +69,8 @@ def test_of_two_reasons_the_table_says_which_prevails(earlier: Ending, later: En
     assert prevailing(earlier, other) is (earlier if sign == "<" else other)
 
 
-def test_the_same_signal_to_this_host_as_to_another_is_one_to_this_host() -> None:
-    """A scheduler sends it to all of them; what a user asked for stays what it was."""
+def test_a_signal_to_this_host_counts_after_one_to_another_host() -> None:
+    """A scheduler signals all of them; what a user asked for stays what it was."""
     assert prevailing(STOPPED_ELSEWHERE, STOPPED) is STOPPED
     asked = Stopped(signal.SIGTERM, "node2", "saferunctl stop")
     assert prevailing(asked, STOPPED) is asked
