@@ -15,7 +15,13 @@ from saferun.files.exclude_list import add_hosts
 from saferun.files.failure_files import take_failure_record
 from saferun.files.live_records import LiveRecord
 from saferun.files.trees import Tree, add_tree, log_tree
-from saferun.linux.error_files import copy_large, copy_root_cause, read_error_file, write_launcher_error
+from saferun.linux.error_files import (
+    copy_large,
+    copy_root_cause,
+    read_error_file,
+    was_written_since,
+    write_launcher_error,
+)
 from saferun.linux.scratch import Scratch, logs_id, remove_scratch
 from saferun.model import JsonObject
 
@@ -139,7 +145,7 @@ def read_error(path: str) -> JsonObject | None:
     return {"message": error.message[:_LONGEST_MESSAGE], "time": error.time, "content": error.content}
 
 
-def write_error(path: str, message: str, source: str, returncode: int) -> None:
+def write_error(path: str, message: str, source: str, returncode: int, since: float = 0.0) -> None:
     """Write the launcher's own error file.
 
     Args:
@@ -147,13 +153,15 @@ def write_error(path: str, message: str, source: str, returncode: int) -> None:
         message: what it says where no rank has said anything.
         source: the error file of the rank that is the cause; empty: none is.
         returncode: how that rank ended.
+        since: a file that was written since then (seconds since the epoch) is left where no rank has said anything;
+            0: none is.
     """
     recorded = read_error_file(source) if source else None
     if recorded is not None:
         copy_root_cause(recorded, returncode, path)
     elif source:
         copy_large(source, path)
-    else:
+    elif not (since and was_written_since(path, since)):
         write_launcher_error(message, path)
 
 

@@ -14,6 +14,7 @@ from saferun.supervisor.machine import State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from saferun.evidence.diagnosis_values import Diagnosis
@@ -39,6 +40,7 @@ class AttemptEnd:
         self._stop_signum: int | None = None
         self._waits: RetryWaits | None = None
         self._cause_sent_in = -1
+        self._diagnosed: events.Diagnosed | None = None  # what this host has found out last
 
     # ----------------------------------------------------------------------------------------------------------------
     # Diagnosis and report
@@ -84,9 +86,9 @@ class AttemptEnd:
 
     def post_investigated(self, event: events.Event) -> None:
         """Post what was found out. A start that is tried again waits a second anyway: it can wait for the waits."""
-        if isinstance(event, events.Diagnosed) and self._waits is not None:
-            facts = event.facts
-            if facts is not None and facts.is_start_over is False and facts.is_transient:
+        if isinstance(event, events.Diagnosed):
+            self._diagnosed, facts = event, event.facts
+            if self._waits is not None and facts is not None and facts.is_start_over is False and facts.is_transient:
                 self._waits.need(lambda: self._context.post(event))
                 return
         self._context.post(event)
@@ -102,9 +104,7 @@ class AttemptEnd:
         if action.decision is not None and action.decision.new_port:
             self._context.setup.release_port()
         if not action.restarting:
-            context.guarded(
-                "write TORCHELASTIC_ERROR_FILE", _write_error_file, context, action.diagnosis, self._stop_signum
-            )
+            self._write_error_file(action, action.diagnosis.headline, action.diagnosis)
         self._context.ranks.forget()
         if action.restarting and not (action.decision is not None and action.decision.new_port):
             context.guarded("check this host", context.checks.check_early, context.attempt + 1)
@@ -177,9 +177,27 @@ class AttemptEnd:
         """Report what the leader has decided."""
         context = self._context
         context.guarded("report the failure", context.investigation.report_decision, action)
+        if not action.restarting:
+            what = action.messages[0] if action.messages else "the job has failed; see the report of its leader"
+            self._write_error_file(action, what.removeprefix("saferun: "))
         context.ranks.forget()
         if action.restarting:
             context.guarded("check this host", context.checks.check_early, context.attempt + 1)
+
+    def _write_error_file(
+        self, action: actions.ReportFailure | actions.ReportDecision, message: str, diagnosis: Diagnosis | None = None
+    ) -> None:
+        diagnosed, own = self._diagnosed, None
+        if diagnosed is not None and diagnosed.attempt == action.attempt:
+            own = diagnosed.diagnosis
+        self._context.guarded(
+            "write TORCHELASTIC_ERROR_FILE",
+            _write_error_file,
+            self._context,
+            message,
+            (diagnosis, own),
+            action.stop_signum,
+        )
 
     # ----------------------------------------------------------------------------------------------------------------
     # The end of the launch
@@ -209,27 +227,35 @@ class AttemptEnd:
         self._context.log.finish(action.exit_code, outcome, headline=incidents.last_headline)
 
 
-def _write_error_file(context: LaunchContext, diagnosis: Diagnosis, stop_signum: int | None) -> None:
+def _write_error_file(
+    context: LaunchContext, message: str, diagnoses: Sequence[Diagnosis | None], stop_signum: int | None
+) -> None:
     """Have TORCHELASTIC_ERROR_FILE written, if it is set: for the program that started saferun, as under torchrun.
+
+    Each host writes what the first of its own ranks that failed has recorded, if it has recorded anything.
 
     Args:
         context: the launch.
-        diagnosis: of the attempt that is over.
-        stop_signum: the signal that ended it; None: it ended otherwise.
+        message: why the attempt that is over has failed.
+        diagnoses: of the job and of this host, as far as there are any.
+        stop_signum: the signal that ended the attempt; None: it ended otherwise.
     """
     path = context.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
-    first, plan = diagnosis.first_failure, context.current.plan
-    message, source, returncode = diagnosis.headline, "", 0
+    current, source, returncode, since = context.current, "", 0, 0.0
+    first = current.own_failure(*diagnoses)
+    own = current.plan.placement.ranks if current.plan is not None else ()
+    assignment = next((one for one in own if first is not None and one.rank == first.rank), None)
     if stop_signum is not None:
         # The text of torchrun's exception, which programs that read this file may know.
         message = f"SignalException: Process {os.getpid()} got signal: {stop_signum}"
-    elif first is not None and plan is not None:
-        own = next((assignment for assignment in plan.placement.ranks if assignment.rank == first.rank), None)
-        if own is not None:
-            source = plan.destinations.error_files[plan.position(own)]
-            returncode = first.status.returncode
+    elif first is not None and current.plan is not None and assignment is not None:
+        source = current.plan.destinations.error_files[current.plan.position(assignment)]
+        returncode = first.status.returncode
+    elif context.config.hosts.spans_hosts:
+        # Several saferuns of the job may have one file in common: what a rank of another has recorded says more.
+        since = current.started_time
 
     def on_answer(answer: WriterAnswer | None) -> None:
         if answer is None:
@@ -237,4 +263,4 @@ def _write_error_file(context: LaunchContext, diagnosis: Diagnosis, stop_signum:
         elif answer.error is not None:
             context.warn(f"TORCHELASTIC_ERROR_FILE {path}: {answer.error.strerror}")
 
-    context.run_dir.files.ask("write_error", [path, message, source, returncode], on_answer)
+    context.run_dir.files.ask("write_error", [path, message, source, returncode, since], on_answer)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from saferun.captures.examiner import Examiner
     from saferun.cluster.job_interface import JobPort
     from saferun.cluster.job_values import Assignment
+    from saferun.evidence.diagnosis_values import Diagnosis
     from saferun.launch.attempt_end import AttemptEnd
     from saferun.launch.attempt_setup import AttemptSetup
     from saferun.launch.control_part import ControlPart
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from saferun.launch.rank_terminals import RankTerminals
     from saferun.launch.torchrun_events import TorchrunEvents
     from saferun.launch.wrapped_ranks import WrappedRanks
+    from saferun.model import RankEnd
     from saferun.supervisor.actions import PrintLine
 
 
@@ -80,6 +82,25 @@ class HostAttempt:
         """The first rank that failed."""
         failed = [rank for rank in self.ranks if rank.end is not None and not rank.end.status.ok]
         return min(failed, key=lambda rank: rank.end.at if rank.end is not None else 0.0, default=None)
+
+    def own_failure(self, *diagnoses: Diagnosis | None) -> RankEnd | None:
+        """The failure that counts on this host, as its torchrun would know it; None: no rank here failed by itself.
+
+        It is the first one by the diagnosis of the job, or by the one of this host alone, or else by time. Where the
+        job has no other ranks, that is for its diagnosis to say.
+
+        Args:
+            diagnoses: as far as there are any.
+        """
+        ends = {rank.end.rank: rank.end for rank in self.ranks if rank.end is not None}
+        firsts = [found.first_failure.rank for found in diagnoses if found is not None and found.first_failure]
+        for rank in firsts:
+            if rank in ends:
+                return ends[rank]
+        placement = self.plan.placement if self.plan is not None else None
+        is_whole_job = placement is None or len(placement.ranks) == placement.world_size
+        failed = [end for end in ends.values() if not (end.stopped_by_us or end.status.ok or is_whole_job)]
+        return min(failed, key=lambda end: end.at, default=None)
 
 
 class LaunchContext:

@@ -97,6 +97,15 @@ def write_launcher_error(message: str, path: str) -> None:
     _replace(path, {"message": {"message": message, "extraInfo": extra}})
 
 
+def was_written_since(path: str, since: float) -> bool:
+    """Whether there is a file with content, which was written since then, in seconds since the epoch."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size > 0 and status.st_mtime >= since
+
+
 def _replace(path: str, content: JsonObject) -> None:
     _write(path, json.dumps(content).encode())
 

@@ -209,13 +209,15 @@ class HurryDiagnosis(Value):
 class ReportFailure(Value):
     """Report why the attempt failed, and what happens next.
 
-    ``decision``: what was decided, and why.
+    ``decision``: what was decided, and why. ``stop_signum``: the signal to this host that ended the attempt, if one
+    did; it may have come since Diagnose.
     """
 
     attempt: int
     diagnosis: Diagnosis
     restarting: bool
     decision: Decision | None = None
+    stop_signum: int | None = None
 
 
 class BroadcastAbort(Value):
@@ -300,11 +302,12 @@ class BroadcastDecision(Value):
 
 
 class ReportDecision(Value):
-    """Show the user what the leader has decided, in its own lines."""
+    """Show the user what the leader has decided, in its own lines. ``stop_signum``: as in ReportFailure."""
 
     attempt: int
     messages: tuple[str, ...]
     restarting: bool
+    stop_signum: int | None = None
 
 
 class PrintLine(Value):

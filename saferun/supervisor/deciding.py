@@ -176,7 +176,8 @@ def _decide(launch: LaunchState, at: float, diagnosis: Diagnosis, facts: Failure
     )
     finishes = decision.next_step == "finish"
     restarting = not finishes and not launch.is_to_end
-    actions: list[Action] = [ReportFailure(launch.number, diagnosis, restarting, decision)]
+    stop_signum = signum_of(launch.attempt.ending)
+    actions: list[Action] = [ReportFailure(launch.number, diagnosis, restarting, decision, stop_signum)]
     broadcasts = launch.answers_to_job and launch.leads
     if finishes:
         # DIAGNOSING -> DONE
@@ -312,7 +313,8 @@ def follow(launch: LaunchState, decision: JobDecided, at: float) -> list[Action]
     actions: list[Action] = []
     # Where nothing but checks was wanted, the leader shows what they found.
     if (decision.exit_code != 0 or decision.messages) and launch.state is not State.PROBING:
-        actions.append(ReportDecision(launch.number, decision.messages, restarting))
+        stop_signum = signum_of(launch.attempt.ending)
+        actions.append(ReportDecision(launch.number, decision.messages, restarting, stop_signum))
     if restarting and placement is not None and decision.excluded == placement.group_rank:
         # DIAGNOSING -> DONE: the others go on without this host. A launcher that ends all of them at the first bad exit
         # code (srun --kill-on-bad-exit, mpirun) is to let them.

@@ -34,6 +34,15 @@ CPUS = min(2, len(os.sched_getaffinity(0)))
 TWO = ("--nproc-per-node", "2")
 LOGS = ("--log-dir", "@job@/logs")
 REPORT = {"TORCHELASTIC_ERROR_FILE": "@job@/report.json"}
+# Each launcher of a case has an error file of its own, below the log folder, whose files are compared.
+OWN_REPORTS = """
+host = next((word[-1] for word in sys.argv if word.startswith("--node-rank=")), "alone")
+os.makedirs(folder := os.environ["PROBE_JOB"] + "/logs/host" + host)
+os.environ["TORCHELASTIC_ERROR_FILE"] = folder + "/error.json"
+"""
+TWO_HOSTS = ("--nnodes=2", "--master-addr=127.0.0.1", "--master-port=@port@")
+FIRST_AND_SECOND = (("--node-rank=0",), ("--node-rank=1",))
+FAILS_OF = 'report {"message": {"message": "rank %d", "extraInfo": {"py_callstack": "none", "timestamp": "1"}}}'
 OF_SLURM = slurm_step(0, 1, 1, nodes="node1", hosts=1, tasks=2, tasks_by_host="2", gtids="0,1")
 OF_SLURM = {name: value for name, value in OF_SLURM.items() if name not in PLAIN}
 C10D = ("--nnodes=2", "--rdzv-backend=c10d")
@@ -191,6 +200,24 @@ CASES = (
     ),
     Case("report_without_details", LOGS, does={"0": ['report {"message": "no details"}']}, env=REPORT, exit_code=1),
     Case("report_that_cannot_be_read", does={"0": ["report {"]}, env=REPORT, exit_code=1, allowed=OWN_CRASH),
+    Case(
+        "hosts_that_fail_have_an_error_file_each",
+        TWO_HOSTS,
+        nodes=FIRST_AND_SECOND,
+        does={"0": [FAILS_OF % 0], "1": [FAILS_OF % 1]},
+        setup=OWN_REPORTS,
+        ranks=2,
+        exit_code=1,
+    ),
+    Case(
+        "a_host_whose_rank_has_recorded_nothing_has_no_error_file",
+        TWO_HOSTS,
+        nodes=FIRST_AND_SECOND,
+        does={"0": ["exit 3"], "1": [FAILS_OF % 1]},
+        setup=OWN_REPORTS,
+        ranks=2,
+        exit_code=1,
+    ),
     Case("run_path_fails", ("--run-path", *LOGS), does={"0": ["raise"]}, env=REPORT, exit_code=1, allowed=SPAWNED),
     Case("sigterm", TWO, does={"*": ["wait"]}, env=REPORT, ranks=2, exit_code=1, sends=(signal.SIGTERM,)),
     Case("sigint", TWO, does={"*": ["wait"]}, ranks=2, exit_code=1, sends=(signal.SIGINT,)),

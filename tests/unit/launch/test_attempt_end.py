@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import MagicMock
 
 import pytest
@@ -15,18 +16,23 @@ from saferun.files.run_files import RunEnd
 from saferun.launch.attempt_end import AttemptEnd
 from saferun.launch.attempt_setup import AttemptSetup
 from saferun.launch.launch_context import HostAttempt, LaunchContext
-from saferun.model import Placement, RankAssignment
+from saferun.model import ExitStatus, Placement, RankAssignment, RankEnd
 from saferun.supervisor.actions import (
     ATTEMPT_FAILED,
     BroadcastDecision,
     Diagnose,
     Finish,
+    ReportDecision,
     ReportFailure,
     Undiagnosed,
 )
 from saferun.supervisor.ending import Leave
-from saferun.supervisor.events import Event, HostsJoined, JobAborted, JobDecided, JobLost, StartFailed
+from saferun.supervisor.events import Diagnosed, Event, HostsJoined, JobAborted, JobDecided, JobLost, StartFailed
 from saferun.supervisor.machine import State
+from tests.unit.samples import end_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 ABORTED = JobAborted(1.0, 3, "failure", "rank 0: exit code 1", "node0", ours=False)
 DECIDED = JobDecided(2.0, 3, "restart", 1, 0.0, 1)
@@ -188,6 +194,7 @@ def test_where_no_diagnosis_came_in_time_other_hosts_and_the_error_file_have_the
     context.guarded = lambda _what, call, *arguments: call(*arguments)
     investigation = context.investigation
     investigation.completed = lambda diagnosis: diagnosis._replace(headline="rank 3 failed: exit code 1")
+    context.current.own_failure = lambda *_: None
     undiagnosed: Any = Undiagnosed(ATTEMPT_FAILED)
     attempt_end = AttemptEnd(context)
     attempt_end.report_failure(ReportFailure(0, undiagnosed, restarting=False))
@@ -198,3 +205,120 @@ def test_where_no_diagnosis_came_in_time_other_hosts_and_the_error_file_have_the
     (_, [_, message, *_], _), _ = context.run_dir.files.ask.call_args
     assert message == named.headline
     investigation.decision_text.assert_called_once_with(named, restarting=False, decision=None)
+
+
+def written_by(decide: Callable[[AttemptEnd], None], own_failure: RankEnd | None = None, hosts: int = 2) -> list[Any]:
+    """What a host writes to its TORCHELASTIC_ERROR_FILE: the message, the file of a rank, its exit code, since when."""
+    context = MagicMock(environ={"TORCHELASTIC_ERROR_FILE": "/tmp/error.json"})
+    context.guarded = lambda _what, call, *arguments: call(*arguments)
+    context.config.hosts = HostsConfig(most=hosts)
+    context.current.started_time = 1.7e9
+    context.current.plan.placement = PLACEMENT
+    context.current.plan.position = lambda assignment: assignment.local_rank
+    context.current.plan.destinations.error_files = ("/logs/1/error.json",)
+    context.investigation.completed = lambda diagnosis: diagnosis
+    context.current.own_failure = lambda *_: own_failure
+    decide(AttemptEnd(context))
+    return [call.args[1] for call in context.run_dir.files.ask.call_args_list if call.args[0] == "write_error"]
+
+
+def follow(end: AttemptEnd, *lines: str, restarting: bool = False, signum: int | None = None) -> None:
+    end.report_decision(ReportDecision(0, lines, restarting, signum))
+
+
+def lead(end: AttemptEnd, signum: int | None = None) -> None:
+    undiagnosed: Any = Undiagnosed("rank 7 (node9) failed first")
+    end.report_failure(ReportFailure(0, undiagnosed, restarting=False, stop_signum=signum))
+
+
+OWN = RankEnd(0, 1, 4001, ExitStatus(3, None), 1.0, 1.7e9, stopped_by_us=False)
+
+
+@pytest.mark.parametrize("decide", [lead, lambda end: follow(end, "saferun: rank 7 (node9) failed first")])
+def test_each_host_writes_what_the_first_of_its_own_ranks_has_recorded_that_failed(
+    decide: Callable[[AttemptEnd], None],
+) -> None:
+    """As each torchrun does; the job's first failure may be another host's."""
+    (written,) = written_by(decide, OWN)
+    assert written == ["/tmp/error.json", "rank 7 (node9) failed first", "/logs/1/error.json", 3, 0.0]
+
+
+@pytest.mark.parametrize(
+    "decide", [lead, lambda end: follow(end, "saferun: rank 7 (node9) failed first", "hint: look")]
+)
+@pytest.mark.parametrize(("hosts", "since"), [(2, 1.7e9), (1, 0.0)])
+def test_a_host_whose_ranks_were_only_stopped_writes_why_the_job_has_ended(
+    decide: Callable[[AttemptEnd], None], hosts: int, since: float
+) -> None:
+    """Where hosts have one file in common, what a rank has recorded is more."""
+    (written,) = written_by(decide, hosts=hosts)
+    assert written == ["/tmp/error.json", "rank 7 (node9) failed first", "", 0, since]
+
+
+@pytest.mark.parametrize("decide", [lambda end: lead(end, 15), lambda end: follow(end, "saferun: stopped", signum=15)])
+def test_a_host_that_a_signal_has_stopped_writes_that(decide: Callable[[AttemptEnd], None]) -> None:
+    """In the words of torchrun's exception, whatever its ranks did on their way out."""
+    (written,) = written_by(decide, OWN)
+    assert written == ["/tmp/error.json", f"SignalException: Process {os.getpid()} got signal: 15", "", 0, 0.0]
+
+
+def test_an_attempt_that_is_followed_by_another_has_no_error_file() -> None:
+    """Nor has it under torchrun."""
+    assert written_by(lambda end: follow(end, "saferun: starting all ranks again", restarting=True), OWN) == []
+
+
+def test_a_decision_without_words_names_the_host_that_has_more() -> None:
+    """A message whose text had to be left out, for instance."""
+    (written,) = written_by(follow)
+    assert "the job has failed" in written[1]
+
+
+VICTIM, CULPRIT = end_of(3, code=1, at=4.0), end_of(4, code=1, at=5.0)
+STOPPED = end_of(5, signum=15, at=3.0, stopped=True)
+ELSEWHERE = end_of(0, code=1)
+
+
+@pytest.mark.parametrize(
+    ("of_job", "of_host", "ends", "expected"),
+    [
+        (CULPRIT, None, (VICTIM, CULPRIT), CULPRIT),
+        (None, CULPRIT, (VICTIM, CULPRIT), CULPRIT),
+        (ELSEWHERE, CULPRIT, (VICTIM, CULPRIT), CULPRIT),
+        (ELSEWHERE, None, (CULPRIT, VICTIM), VICTIM),
+        (ELSEWHERE, None, (STOPPED, VICTIM, end_of(6, code=0, at=1.0)), VICTIM),
+        (ELSEWHERE, None, (STOPPED,), None),
+        (None, None, (VICTIM,), VICTIM),
+    ],
+    ids=["the job's", "the host's", "another host's", "the first", "stopped before", "only stopped", "nothing known"],
+)
+def test_of_several_hosts_each_has_a_first_failure_of_its_own(
+    of_job: RankEnd | None, of_host: RankEnd | None, ends: Sequence[RankEnd], expected: RankEnd | None
+) -> None:
+    """What has recorded an error on this host, as its torchrun would know it. A rank that saferun stopped has none."""
+    attempt, group, plan = HostAttempt(), MagicMock(), MagicMock()
+    attempt.group, attempt.plan = group, plan
+    group.ranks = [SimpleNamespace(end=end) for end in (*ends, None)]
+    plan.placement.ranks = (*group.ranks, "one that could not be started")
+    plan.placement.world_size = 9
+    diagnoses: list[Any] = [first and SimpleNamespace(first_failure=first) for first in (of_job, of_host)]
+    assert attempt.own_failure(*diagnoses) == expected
+    # A job of one host: its diagnosis knows all, such as a store that was lost.
+    plan.placement.world_size = len(plan.placement.ranks)
+    assert attempt.own_failure(*diagnoses) == next((end for end in (of_job, of_host) if end in ends), None)
+    attempt.plan = None
+    assert attempt.own_failure(*diagnoses) == next((end for end in (of_job, of_host) if end in ends), None)
+
+
+@pytest.mark.parametrize(("attempt", "is_known"), [(0, True), (1, False)])
+def test_what_this_host_has_found_out_of_the_attempt_counts_for_its_error_file(attempt: int, *, is_known: bool) -> None:
+    """On hosts that do not lead; of an earlier attempt nothing does."""
+    asked: list[Any] = []
+    own = Undiagnosed("rank 1 failed")
+
+    def decide(end: AttemptEnd) -> None:
+        end._context.current.own_failure = lambda *found: asked.append(found)  # type: ignore[method-assign]
+        end.post_investigated(Diagnosed(1.0, 0, cast("Any", own)))
+        end.report_decision(ReportDecision(attempt, ("saferun: rank 1 failed",), restarting=False))
+
+    written_by(decide)
+    assert asked == [(None, own if is_known else None)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.linux.error_files import RecordedError, copy_root_cause, read_error_file, write_launcher_error
+from saferun.files.operations import write_error
+from saferun.linux.error_files import (
+    RecordedError,
+    copy_root_cause,
+    read_error_file,
+    was_written_since,
+    write_launcher_error,
+)
 
 RECORD: dict[str, Any] = {
     "message": {"message": "ValueError: no", "extraInfo": {"py_callstack": "Traceback …", "timestamp": "1700000000"}}
@@ -164,3 +172,24 @@ def test_an_error_file_that_cannot_be_written_is_the_callers_concern(tmp_path: P
     """A warning there, not a crash here."""
     with pytest.raises(OSError, match="missing"):
         write_launcher_error("x", str(tmp_path / "missing" / "e"))
+
+
+@pytest.mark.parametrize(
+    ("content", "written_s_ago", "is_left"), [("{}", 5.0, True), ("{}", 15.0, False), ("", 5.0, False)]
+)
+def test_what_another_launcher_of_the_job_has_written_is_left(
+    content: str, written_s_ago: float, *, is_left: bool, tmp_path: Path
+) -> None:
+    """Hosts, and several saferuns of a host, may have one file in common: what a rank has recorded says more."""
+    path, now = tmp_path / "own", time.time()
+    path.write_text(content)
+    os.utime(path, (now, now - written_s_ago))
+    write_error(str(path), "rank 7 failed first", "", 0, now - 10.0)
+    assert (path.read_text() == content) is is_left
+    write_error(str(path), "rank 7 failed first", "", 0)
+    assert "rank 7 failed first" in path.read_text()
+
+
+def test_a_file_that_is_not_there_was_not_written() -> None:
+    """Nor was one in a directory that cannot be read."""
+    assert not was_written_since("/proc/self/nothing", 1.0)

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from saferun.supervisor.actions import CaptureEvidence, Diagnose, Finish, PrintLine, SignalRanks, SweepOrphans
+from saferun.supervisor.actions import (
+    CaptureEvidence,
+    Diagnose,
+    Finish,
+    PrintLine,
+    ReportDecision,
+    ReportFailure,
+    SignalRanks,
+    SweepOrphans,
+)
 from saferun.supervisor.events import (
     DeadlineExpired,
     EvidenceCaptured,
@@ -199,6 +208,36 @@ def test_a_job_that_a_signal_ends_ends_alike_on_all_hosts(own: int | None) -> No
     job.settle()
     assert codes(job) == [1, 1, 1]
     assert job.number == 0
+
+
+def reported(host: Host) -> int | None:
+    (report,) = [action for action in host.actions if isinstance(action, ReportFailure | ReportDecision)]
+    return report.stop_signum
+
+
+@pytest.mark.parametrize("own", [None, TERM, USR1])
+@pytest.mark.parametrize("state", [State.STOPPING, State.DIAGNOSING])
+def test_each_host_reports_the_signal_that_has_come_to_it(state: State, own: int | None) -> None:
+    """For TORCHELASTIC_ERROR_FILE; ranks may have ended at the signal of another host before that comes."""
+    job = job_of()
+    job.hosts[0].signal(USR1)
+    while job.hosts[1].state is not state:
+        for host in job.hosts[1:] if state is State.STOPPING else job.hosts:
+            host.take()
+    if own is not None:
+        job.hosts[1].signal(own)
+    job.settle()
+    assert [reported(host) for host in job.hosts] == [USR1, own]
+
+
+def test_a_signal_after_a_failure_is_not_reported_as_its_cause() -> None:
+    """The ranks have recorded more."""
+    job = job_of()
+    job.hosts[0].exit(FAILED)
+    job.hosts[1].take()
+    job.hosts[1].signal(TERM)
+    job.settle()
+    assert [reported(host) for host in job.hosts] == [None, None]
 
 
 # --------------------------------------------------------------------------------------------------------------------
