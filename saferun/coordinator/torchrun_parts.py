@@ -17,7 +17,7 @@ def prepare(message: dict[str, Any]) -> dict[str, Any]:
         reply: dict[str, Any] = {"op": "prepared"}
         _check_event_handler(message["handler"])
         if message["logs"]:
-            reply["logs"], reply["environs"] = log_destinations(message["logs"], message["environs"])
+            reply["logs"], reply["changes"] = log_destinations(message["logs"], message["environs"])
         usage = False
         if message["numa"]:
             reply["numactl"] = [numactl_prefix(message["numa"], i) for i in range(message["nproc"])]
@@ -78,8 +78,15 @@ def numactl_prefix(mode: str, local_rank: int) -> list[str]:
 
 def log_destinations(
     settings: dict[str, Any], environs: list[dict[str, str]]
-) -> tuple[dict[str, Any], list[dict[str, str]]]:
+) -> tuple[dict[str, Any], list[dict[str, str | None]]]:
     """Ask a ``torchrun.logs_specs`` entry point where the streams of an attempt go.
+
+    Args:
+        settings: of the entry point.
+        environs: what torchrun hands to it, by local rank.
+
+    Returns:
+        Where they go, and of each rank the variables that the entry point has set, added or (None) deleted.
 
     Raises:
         ValueError: there is no such entry point.
@@ -100,7 +107,7 @@ def log_destinations(
             tee={i: Std(mask) for i, mask in enumerate(settings["tee"])},
             local_ranks_filter=set(settings["local_ranks_filter"]) or None,
         )
-    by_rank = dict(enumerate(environs))
+    by_rank = {i: dict(environ) for i, environ in enumerate(environs)}
     found = specs.reify(by_rank)
     count = len(environs)
     return {
@@ -111,7 +118,17 @@ def log_destinations(
         "error_files": [found.error_files[i] for i in range(count)],
         "filtered_stdout": found.filtered_stdout,
         "filtered_stderr": found.filtered_stderr,
-    }, [by_rank[i] for i in range(count)]
+    }, [changes_of(environs[i], by_rank[i]) for i in range(count)]
+
+
+def changes_of(before: dict[str, str], after: dict[Any, Any]) -> dict[str, str | None]:
+    """The variables that a plugin has set, added or (None) deleted.
+
+    Raises:
+        TypeError: one is neither text, bytes nor a path: torchrun cannot start a rank with it either.
+    """
+    changed = {os.fsdecode(name): os.fsdecode(value) for name, value in after.items() if before.get(name) != value}
+    return {**dict.fromkeys(before.keys() - after.keys()), **changed}
 
 
 _SPECS: dict[str, Any] = {}

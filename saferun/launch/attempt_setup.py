@@ -23,7 +23,7 @@ from saferun.model import JsonObject, LogDestinations, Placement, RankAssignment
 from saferun.supervisor.actions import JoinHosts, RunChecks
 from saferun.supervisor.events import ChecksPassed, HostsJoined
 from saferun.supervisor.machine import State
-from saferun.supervisor.topology import rank_environs
+from saferun.supervisor.topology import apply_changes, plugin_environs, rank_environs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -121,7 +121,12 @@ class AttemptSetup:
         if not placement.ranks:
             self._wait_as_spare(assignment)
             return
-        context.job.prepare(self._preparation(placement))
+        try:
+            preparation = self._preparation(placement)
+        except SaferunError as error:
+            self._post_failed(assignment, error)
+            return
+        context.job.prepare(preparation)
 
     def _wait_as_spare(self, assignment: Assignment) -> None:
         """Start no ranks in this attempt, but answer saferunctl."""
@@ -137,7 +142,11 @@ class AttemptSetup:
         self._post_held()
 
     def _preparation(self, placement: Placement) -> JsonObject:
-        """What only torch can answer about an attempt."""
+        """What only torch can answer about an attempt.
+
+        Raises:
+            UsageError: the environment and the options contradict each other.
+        """
         logs = self._config.logs
         preparation: JsonObject = {
             "numa": self._config.numa_binding,
@@ -147,7 +156,7 @@ class AttemptSetup:
             "logs": None,
         }
         if logs.logs_specs is not None:
-            preparation["environs"] = rank_environs(self._config, placement, {})
+            preparation["environs"] = plugin_environs(self._config, placement, self._context.environ)
             preparation["logs"] = {
                 "name": logs.logs_specs,
                 "log_dir": logs.log_dir,
@@ -205,7 +214,7 @@ class AttemptSetup:
         environs: tuple[dict[str, str], ...],
         destinations: LogDestinations,
         answer: JsonObject,
-        changed: Sequence[Mapping[str, str]],
+        changed: Sequence[Mapping[str, str | None]],
     ) -> None:
         """Complete the ranks' environments, keep the plan, and post HostsJoined or StartFailed.
 
@@ -221,7 +230,7 @@ class AttemptSetup:
         for environ, error_file in zip(environs, destinations.error_files, strict=True):
             environ.update(own, TORCHELASTIC_ERROR_FILE=error_file)
         for environ, more in zip(environs, changed, strict=False):
-            environ.update(more)
+            apply_changes(environ, more, self._context.environ)
         self._apply_profiles(current.number, placement, environs)
         hook, guarded = self._context.investigation.hook, self._context.guarded
         for rank_assignment, environ in zip(placement.ranks, environs, strict=True):
@@ -358,7 +367,7 @@ def _note_replacements(context: LaunchContext, assignment: Assignment) -> None:
         context.investigation.log.add_decision(row)
 
 
-def _destinations_from(message: JsonObject) -> tuple[LogDestinations, list[dict[str, str]]]:
+def _destinations_from(message: JsonObject) -> tuple[LogDestinations, list[dict[str, str | None]]]:
     """What a logs-specs entry point decided, as the coordinator reports it."""
     logs = message["logs"]
     destinations = LogDestinations(
@@ -370,4 +379,4 @@ def _destinations_from(message: JsonObject) -> tuple[LogDestinations, list[dict[
         logs["filtered_stdout"],
         logs["filtered_stderr"],
     )
-    return destinations, message["environs"]
+    return destinations, message["changes"]

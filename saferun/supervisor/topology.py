@@ -8,6 +8,9 @@ from saferun.config import LaunchConfig
 from saferun.errors import UsageError
 from saferun.model import Placement, RankAssignment
 
+# Variables of the launcher that torchrun copies to each rank's, where they are set.
+_HANDED_TO_PLUGINS = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TORCHELASTIC_TIMER_FILE")
+
 
 def single_host(nproc_per_node: int, master_addr: str, master_port: int, run_id: str) -> Placement:
     """The placement of a job that has one host."""
@@ -79,6 +82,43 @@ def rank_environ(
             assignment.local_rank, environ.get("CUDA_VISIBLE_DEVICES"), one_each=config.hosts.task is not None
         )
     return added
+
+
+def plugin_environs(
+    config: LaunchConfig, placement: Placement, environ: Mapping[str, str]
+) -> tuple[dict[str, str], ...]:
+    """What torchrun hands to a ``--logs-specs`` plugin of each rank's environment, in order of local rank.
+
+    Args:
+        config: the launch.
+        placement: this host's place in the job.
+        environ: what the ranks inherit.
+
+    Raises:
+        UsageError: the environment and the options contradict each other.
+    """
+    inherited = {name: environ[name] for name in _HANDED_TO_PLUGINS if name in environ}
+    environs = [{**inherited, **rank_environ(config, placement, rank, environ)} for rank in placement.ranks]
+    for handed in environs:
+        del handed["TORCHELASTIC_SIGNALS_TO_HANDLE"]  # torchrun sets it in its own environment
+    return tuple(environs)
+
+
+def apply_changes(environ: dict[str, str], changes: Mapping[str, str | None], inherited: Mapping[str, str]) -> None:
+    """Apply what a ``--logs-specs`` plugin has changed of a rank's environment.
+
+    Args:
+        environ: the rank's environment.
+        changes: the plugin's values; None where it has deleted a variable. Under torchrun the rank then has what the
+            launcher has.
+        inherited: what the ranks inherit.
+    """
+    for name, changed in changes.items():
+        value = inherited.get(name) if changed is None else changed
+        if value is not None:
+            environ[name] = value
+        elif name != "OMP_NUM_THREADS":  # torchrun has set it in its own environment
+            environ.pop(name, None)
 
 
 def _visible_device(local_rank: int, visible: str | None, *, one_each: bool) -> str:

@@ -30,6 +30,35 @@ os.set_inheritable(os.open("/dev/null", os.O_RDONLY), True)
 """
 TWO_CPUS = "os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])"
 CPUS = min(2, len(os.sched_getaffinity(0)))
+# Entry points for --logs-specs: one that changes nothing, and one that adds, changes and deletes variables.
+PLUGIN = """
+folder = os.environ["PROBE_JOB"] + "/plugin"
+os.makedirs(folder + "/plugin-1.0.dist-info", exist_ok=True)
+os.environ["PYTHONPATH"] = folder + ":" + os.environ["PYTHONPATH"]
+for name, text in {
+    "plugin-1.0.dist-info/METADATA": "Metadata-Version: 2.1\\nName: plugin\\nVersion: 1.0\\n",
+    "plugin-1.0.dist-info/entry_points.txt": "[torchrun.logs_specs]\\nbare = plugin:Bare\\nbusy = plugin:Busy\\n",
+    "plugin.py": '''
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+
+class Bare(DefaultLogsSpecs):
+    pass
+
+class Busy(DefaultLogsSpecs):
+    def reify(self, envs):
+        for local_rank, env in envs.items():
+            handed = repr(sorted(env.items()))
+            env |= {"HANDED": handed, "NUMBER": f"{local_rank} of {len(envs)}", "ROLE_NAME": "of the plugin"}
+            for name in ("GROUP_RANK", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"):
+                del env[name]
+        del envs[1]["CUDA_VISIBLE_DEVICES"]
+        return super().reify(envs)
+''',
+}.items():
+    with open(folder + "/" + name, "w") as file:
+        file.write(text)
+"""
+OF_THE_USER = {"OMP_NUM_THREADS": "8", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "CUDA_VISIBLE_DEVICES": "4, 5"}
 
 TWO = ("--nproc-per-node", "2")
 LOGS = ("--log-dir", "@job@/logs")
@@ -163,6 +192,28 @@ CASES = (
     Case("omp_threads_are_the_users", TWO, env={"OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "3,1"}, ranks=2),
     Case("virtual_local_rank", ("--virtual-local-rank", *TWO), env={"OMP_NUM_THREADS": ""}, ranks=2),
     Case("virtual_local_rank_of_given_devices", ("--virtual-local-rank",), env={"CUDA_VISIBLE_DEVICES": "3, 1"}),
+    Case("logs_specs_plugin", ("--logs-specs=bare", *LOGS, *TWO), setup=PLUGIN, ranks=2),
+    Case(
+        "logs_specs_plugin_and_virtual_local_rank",
+        ("--logs-specs=bare", "--virtual-local-rank", *LOGS, *TWO),
+        env=OF_THE_USER,
+        setup=PLUGIN,
+        ranks=2,
+    ),
+    Case(
+        "logs_specs_plugin_that_changes_variables",
+        ("--logs-specs=busy", "--master-port=@port@", "--rdzv-id=7", *LOGS, *TWO),
+        env=OF_THE_USER,
+        setup=PLUGIN,
+        ranks=2,
+    ),
+    Case(
+        "logs_specs_plugin_that_deletes_what_the_launcher_has",
+        ("--logs-specs=busy", "--master-port=@port@", "--rdzv-id=7", *LOGS, *TWO),
+        env={"CUDA_VISIBLE_DEVICES": "4,5", "GROUP_RANK": "9"},
+        setup=PLUGIN,
+        ranks=2,
+    ),
     Case("file_timer", env={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}),
     Case("c_locale", env={"LANG": "C"}),
     Case("unknown_signal_name", ("--signals-to-handle", "SIGTERM,SIGNOPE, SIGINT"), allowed=TRACEBACK_LOGGED),

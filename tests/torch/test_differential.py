@@ -41,6 +41,7 @@ FAST = (
     "pet_variables",
     "stale_variables_of_an_outer_launch",
     "virtual_local_rank_of_given_devices",
+    "logs_specs_plugin_that_changes_variables",
     "script_arguments",
     "module",
     "shell_script",

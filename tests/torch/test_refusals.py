@@ -74,6 +74,11 @@ REFUSED = (
     Case("filtered_copies_without_a_folder", ("--log-dir=/dev/null", "--duplicate-stdout-filters=a")),
     Case("signal_that_cannot_be_handled", ("--signals-to-handle=SIGTERM,SIGKILL",)),
     Case("fewer_devices_than_ranks", ("--virtual-local-rank", "--nproc-per-node=2"), env={"CUDA_VISIBLE_DEVICES": "0"}),
+    Case(
+        "fewer_devices_than_ranks_for_a_plugin",
+        ("--virtual-local-rank", "--nproc-per-node=2", "--logs-specs=nobody"),
+        env={"CUDA_VISIBLE_DEVICES": "0"},
+    ),
 )
 
 

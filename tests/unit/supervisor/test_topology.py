@@ -7,7 +7,7 @@ import pytest
 from saferun.config import RendezvousConfig
 from saferun.errors import UsageError
 from saferun.model import RankAssignment
-from saferun.supervisor.topology import rank_environ, single_host, substitute_local_rank
+from saferun.supervisor.topology import apply_changes, plugin_environs, rank_environ, single_host, substitute_local_rank
 from tests.unit.samples import CONFIG, second_host
 
 
@@ -104,3 +104,22 @@ def test_a_virtual_local_rank_without_a_gpu_is_refused() -> None:
 def test_arguments_may_name_the_local_rank(argument: str, replaced: str) -> None:
     """As torchrun's string.Template has it; other dollars stay."""
     assert substitute_local_rank([argument, "x"], 3) == [replaced, "x"]
+
+
+def test_a_plugin_gets_what_torchrun_hands_to_it() -> None:
+    """Not the whole environment, but what the launcher copies from its own."""
+    placement = second_host()
+    environ = {"OMP_NUM_THREADS": "8", "CUDA_VISIBLE_DEVICES": "4,5", "HOME": "/root"}
+    handed = plugin_environs(CONFIG, placement, environ)
+    assert [one["LOCAL_RANK"] for one in handed] == ["0", "1"]
+    assert {(one["OMP_NUM_THREADS"], one["CUDA_VISIBLE_DEVICES"]) for one in handed} == {("8", "4,5")}
+    assert not {"HOME", "TORCHELASTIC_SIGNALS_TO_HANDLE"} & handed[0].keys()
+    assert "CUDA_VISIBLE_DEVICES" not in plugin_environs(CONFIG, placement, {})[0]
+
+
+def test_only_what_a_plugin_changes_differs_from_what_a_rank_has_without_it() -> None:
+    """Without a value a variable is the launcher's, as under torchrun, or none."""
+    inherited = {"RANK": "9", "HOME": "/root"}
+    environ = {**inherited, "RANK": "1", "LOCAL_RANK": "1", "OMP_NUM_THREADS": "1", "ROLE_NAME": "default"}
+    apply_changes(environ, {"RANK": None, "LOCAL_RANK": None, "OMP_NUM_THREADS": None, "NEW": ""}, inherited)
+    assert environ == {"RANK": "9", "HOME": "/root", "OMP_NUM_THREADS": "1", "ROLE_NAME": "default", "NEW": ""}
