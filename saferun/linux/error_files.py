@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
 import time
 
 from saferun.errors import suppress
-from saferun.linux.ownership import NotOursError, open_ours, owner_text
+from saferun.linux.descriptors import close_on_error
+from saferun.linux.ownership import CAREFULLY, NotOursError, check_regular, open_ours, owner_text
 from saferun.model import JsonObject, Value
 
 # @record writes a message with its traceback: a few kilobytes. A larger file is not parsed, but copied as it is.
@@ -16,6 +18,8 @@ _LARGEST_BYTES = 256 << 10
 _LATEST_TIME = 1e12
 _LARGEST_COPIED_BYTES = 4 << 20
 _ROOT = 0
+# Why a file cannot be removed: it is a mount point, or in a directory that this user may not write to.
+_STAYS = frozenset({errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 class RecordedError(Value):
@@ -112,13 +116,35 @@ def _replace(path: str, content: JsonObject) -> None:
 
 def _write(path: str, content: bytes) -> None:
     fd = _open_device(path)
-    if fd < 0:
+    with open(fd if fd >= 0 else _open_file(path), "wb") as file:
+        file.write(content)
+
+
+def _open_file(path: str) -> int:
+    """Replace a file by an empty one; where it cannot be replaced, empty it."""
+    try:
         with suppress(FileNotFoundError):
             os.unlink(path)
-        # As readable as torchrun's: the parent process of this launcher reads it.
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    with open(fd, "wb") as file:
-        file.write(content)
+    except OSError as error:
+        if error.errno not in _STAYS:
+            raise
+        try:
+            return _open_in_place(path, is_mounted=error.errno == errno.EBUSY)
+        except FileNotFoundError:
+            raise error from None
+    # As readable as torchrun's: the parent process of this launcher reads it.
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def _open_in_place(path: str, *, is_mounted: bool) -> int:
+    if not is_mounted:
+        return open_ours(path, os.O_WRONLY | os.O_TRUNC, or_root=True, mapped=True)
+    # Whoever may mount a file (/dev/termination-log in a pod) is not kept from anything, whoever owns the file.
+    fd = os.open(path, os.O_WRONLY | CAREFULLY)
+    with close_on_error(fd):
+        check_regular(os.fstat(fd), path)
+        os.ftruncate(fd, 0)
+    return fd
 
 
 def _open_device(path: str) -> int:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
+import shutil
+import signal
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from saferun.linux.scratch import Scratch
 from saferun.linux.task_sockets import TaskSockets
 from tests.descriptors import open_descriptors
 from tests.direct_files import DirectFiles
+from tests.process.launching import STAY, running
 from tests.process.somebody import SOMEBODY, as_user, directory_for_all, needs_root
 
 
@@ -113,6 +118,98 @@ def test_a_file_or_a_link_to_one_is_replaced(tmp_path: Path) -> None:
         path.unlink()
     assert (tmp_path / "target").read_text() == "mine"
     assert not (tmp_path / "missing").exists()
+
+
+def cannot_be_replaced(monkeypatch: pytest.MonkeyPatch, number: int, before: Callable[[str], None]) -> None:
+    """Whoever removes a file gets an error, and something else may be there by then."""
+
+    def fail(path: str) -> None:
+        before(path)
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(os, "unlink", fail)
+
+
+@pytest.mark.parametrize("number", [errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS])
+def test_an_error_file_that_cannot_be_replaced_is_written_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A mount point, or a file in a directory that may not be written to: torchrun writes there."""
+    path = tmp_path / "error.json"
+    path.write_text("what an earlier launch has left, which is longer than what follows" * 100)
+    inode = path.stat().st_ino
+    cannot_be_replaced(monkeypatch, number, lambda _: None)
+    write_error(str(path), "no port", "", 1)
+    assert json.loads(path.read_text())["message"]["message"] == "no port"
+    assert path.stat().st_ino == inode
+
+
+@pytest.mark.parametrize("number", [errno.EBUSY, errno.EACCES])
+@pytest.mark.parametrize("kind", ["a link", "a pipe", "nothing"])
+def test_what_is_no_file_by_then_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, number: int
+) -> None:
+    """Through no link, and no pipe without a reader is waited for."""
+    path = tmp_path / "error.json"
+    path.write_text("old")
+    (tmp_path / "bashrc").write_text("mine")
+    remove = os.unlink
+
+    def exchange(_: str) -> None:
+        remove(path)
+        if kind == "a link":
+            path.symlink_to("bashrc")
+        elif kind == "a pipe":
+            os.mkfifo(path)
+
+    cannot_be_replaced(monkeypatch, number, exchange)
+    with pytest.raises(OSError, match=re.escape(str(path))):
+        write_error(str(path), "no port", "", 1)
+    assert (tmp_path / "bashrc").read_text() == "mine"
+    monkeypatch.undo()
+
+
+@needs_root
+def test_a_file_of_somebody_else_that_cannot_be_replaced_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a directory such as /tmp."""
+    path = tmp_path / "error.json"
+    path.write_text("of somebody else")
+    os.chown(path, SOMEBODY, -1)
+    cannot_be_replaced(monkeypatch, errno.EPERM, lambda _: None)
+    with pytest.raises(PermissionError, match=f"it belongs to user {SOMEBODY}"):
+        write_error(str(path), "no port", "", 1)
+    assert path.read_text() == "of somebody else"
+
+
+@needs_root
+def test_a_user_writes_to_roots_error_file_where_no_file_can_be_replaced() -> None:
+    """In a pod whose processes are not root's, /dev is root's, and the kubelet lets everyone write to the file."""
+    with directory_for_all(0o755) as directory:
+        path = directory / "termination-log"
+        path.touch()
+        path.chmod(0o666)
+        as_user(lambda: write_error(str(path), "no port", "", 1))
+        assert json.loads(path.read_text())["message"]["message"] == "no port"
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="a bind mount takes a mount namespace")
+def test_an_error_file_that_is_a_mount_point_is_written(tmp_path: Path) -> None:
+    """/dev/termination-log in a pod: what is behind it, the kubelet reads."""
+    behind, path = tmp_path / "behind", tmp_path / "termination-log"
+    behind.touch()
+    path.touch()
+    mounted = f'mount --make-rprivate / && mount --bind {behind} {path} && exec "$@"'
+    before = ("unshare", "--mount", "sh", "-c", mounted, "sh")
+    with running(tmp_path / "run", STAY, before=before, environ={"TORCHELASTIC_ERROR_FILE": str(path)}) as job:
+        job.hear("ready")
+        job.send(signal.SIGTERM)
+        assert job.wait() == 1, job.err
+        assert "TORCHELASTIC_ERROR_FILE" not in job.err
+    message = json.loads(behind.read_text())["message"]["message"]
+    assert message.endswith(f"got signal: {signal.SIGTERM.value}")
 
 
 # --------------------------------------------------------------------------------------------------------- directories
