@@ -47,7 +47,7 @@ class RendezvousConfig(Value):
     host and port that ``endpoint`` names, if it names any. ``is_master_given``: False if nothing names the master's
     host, so that each host looks on itself. ``control``: the port for the job's own messages, a number,
     ``same`` as that of the ranks' store, or ``auto``. ``port_source``: where the port's number comes from, one of the
-    constants of ``text.master_port``.
+    constants of ``text.master_port``. ``note``: what the user should know of the address at the start; empty: nothing.
     """
 
     backend: str
@@ -63,6 +63,7 @@ class RendezvousConfig(Value):
     control: str = "auto"
     port_source: str = "needless"
     is_master_given: bool = True
+    note: str = ""
 
     @property
     def has_default_address(self) -> bool:

@@ -209,8 +209,8 @@ def _print_start_lines(config: LaunchConfig, screen: Screen) -> None:
     """Where the settings come from, if no option names the file, and what there is to say about the hosts."""
     if config.settings_file is not None and config.settings["config"].origin == "default":
         screen.print_message(f"saferun: settings from {printable(config.settings_file)}")
-    if config.hosts.note:
-        screen.print_message(f"saferun: {printable(config.hosts.note)}")
+    for note in filter(None, (config.hosts.note, config.rendezvous.note)):
+        screen.print_message(f"saferun: {printable(note)}")
 
 
 def _open_screen(config: LaunchConfig, run_dir: RunDirectory) -> Screen:

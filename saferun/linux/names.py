@@ -24,6 +24,9 @@ _MOST_AT_ONCE = 32
 _AGAIN_S = 1.0
 # A failure that comes sooner is no timeout: there is no name server, or it refuses.
 _SILENCE_S = 0.5
+# Of the process that asks for several names: whether one is this host's, or None.
+_WRITTEN = {True: b"own", False: b"other", None: b"unknown"}
+_ANSWERS = {text: is_own for is_own, text in _WRITTEN.items()}
 
 
 def known_at_once(name: str) -> bool | None:
@@ -60,6 +63,19 @@ def own_names(names: Iterable[str], deadline_s: float = DEADLINE_S) -> tuple[fro
     answers = _ask(asked, deadline_s) if asked else {}
     own = frozenset(name for name, is_own in {**known, **answers}.items() if is_own)
     return own, next((name for name in asked if name not in answers), "")
+
+
+def is_elsewhere(name: str, deadline_s: float = DEADLINE_S) -> bool:
+    """Whether a name or address is another host's. False where it is unknown, perhaps only until now.
+
+    Args:
+        name: a host name, or an address without brackets.
+        deadline_s: for how long the name service is waited for, in seconds.
+    """
+    is_own = known_at_once(name)
+    if is_own is None:
+        is_own = _ask([name], deadline_s).get(name)
+    return is_own is False
 
 
 def unanswered_text(name: str, seconds: float) -> str:
@@ -167,13 +183,13 @@ def _is_own(family: int, address: str) -> bool:
     return True
 
 
-def _ask(names: list[str], deadline_s: float) -> dict[str, bool]:
-    """Ask in a process that is killed at the deadline; a name that cannot be resolved is not this host's."""
+def _ask(names: list[str], deadline_s: float) -> dict[str, bool | None]:
+    """Ask in a process that is killed at the deadline whether names are this host's; None: there is no such name."""
     output = b""
     with suppress(OSError):
         output, _status = run_forked(lambda write_fd: _answer_all(names, write_fd), deadline_s, _PROCESS)
     answers = (line.split() for line in output.splitlines())
-    return {names[int(number)]: is_own == b"1" for number, is_own in answers}
+    return {names[int(number)]: _ANSWERS[answer] for number, answer in answers}
 
 
 def _answer_all(names: list[str], write_fd: int) -> None:
@@ -189,7 +205,7 @@ def _answer_all(names: list[str], write_fd: int) -> None:
                 return
             answer = _resolve(names[number])
             if "own" in answer or answer["unknown"]:
-                os.write(write_fd, f"{number} {int(answer.get('own') is True)}\n".encode())
+                os.write(write_fd, b"%d %b\n" % (number, _WRITTEN[answer.get("own")]))
 
     threads = [threading.Thread(target=work) for _ in range(min(_MOST_AT_ONCE, len(names)))]
     for thread in threads:

@@ -56,6 +56,27 @@ def test_one_host_starts_though_nobody_says_whose_the_name_of_its_rendezvous_is(
         assert job.wait() == 0, job.err
 
 
+def test_one_host_starts_though_the_name_of_its_rendezvous_is_unknown(tmp_path: Path) -> None:
+    """A pod's own name is published when its container has started; torchrun looks for it for a minute."""
+    options = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "trainer-0.job:29400")
+    with dead_name_server(tmp_path) as (before, silent):
+        silent.close()  # it refuses, and there is no answer to wait for
+        with running(tmp_path / "run", RUN, *options, before=before) as job:
+            assert job.wait() == 0, job.err
+            assert job.err == ""
+
+
+def test_one_host_starts_though_no_store_is_where_its_rendezvous_is_said_to_be(tmp_path: Path) -> None:
+    """It may come later, and nothing is needed from there; but others may have been meant to take part."""
+    options = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "elsewhere:29400")
+    with dead_name_server(tmp_path) as (before, _):
+        (tmp_path / "hosts").write_text(f"{KNOWN}192.0.2.1 elsewhere\n")
+        with running(tmp_path / "run", RUN, *options, before=before) as job:
+            assert job.wait() == 0, job.err
+            (line,) = job.err.splitlines()
+            assert "warning: --rdzv-endpoint elsewhere:29400 is another host, and no store answers there" in line
+
+
 def test_a_list_of_hosts_is_not_looked_up_for_ever(tmp_path: Path) -> None:
     """Which of them this host is the user can say otherwise."""
     options = ("--hosts", "node[1-40]")

@@ -44,22 +44,30 @@ def one_host(values: Any, environ: Mapping[str, str]) -> RendezvousConfig:  # no
     if backend == "static":
         host, port = static_address(values)
         return RendezvousConfig("static", values.rdzv_id or random_number(), host, port, values.local_addr)
-    # Whoever says which host serves the store knows of names and addresses that lead to this one by detours.
-    if backend == "c10d" and store_type(options) != "file" and "is_host" not in options:
-        host, given = split_endpoint(endpoint)
-        from saferun.linux.names import own_names
-
-        own, unanswered = own_names((host,))
-        # Where it is not known whose name it is, or a store is there, the launch goes on: one host needs nothing from
-        # there. Where there is none, torchrun fails as well.
-        if host not in own and not unanswered and not is_served(host, DEFAULT_C10D_PORT if given is None else given):
-            raise UsageError(
-                f"--rdzv-endpoint {endpoint} is another host, and with --nnodes 1 there is no other host to meet",
-                "pass the number of hosts as --nnodes, or leave --rdzv-endpoint out",
-            )
     check_service(backend, endpoint)
     # A file, or a service elsewhere: one host has no other to meet there.
-    return _on_a_free_port(values.rdzv_id or random_number(), values, environ)
+    rendezvous = _on_a_free_port(values.rdzv_id or random_number(), values, environ)
+    return rendezvous._replace(note=_note_of_needless(endpoint, options)) if backend == "c10d" else rendezvous
+
+
+def _note_of_needless(endpoint: str, options: Mapping[str, str]) -> str:
+    """A warning where nothing serves the store of c10d on another host; empty: there is none.
+
+    torchrun waits a minute for it, and fails. Here it is not needed, but others may have been meant to take part.
+    """
+    # Whoever says which host serves the store knows of names and addresses that lead to this one by detours.
+    if store_type(options) == "file" or "is_host" in options:
+        return ""
+    host, port = split_endpoint(endpoint)
+    from saferun.linux.names import is_elsewhere
+
+    # A name that is unknown may become known, as that of a pod.
+    if not is_elsewhere(host) or is_served(host, DEFAULT_C10D_PORT if port is None else port):
+        return ""
+    return (
+        f"warning: --rdzv-endpoint {endpoint} is another host, and no store answers there; with --nnodes 1 the ranks"
+        " need none (in a job of several hosts, pass their number as --nnodes)"
+    )
 
 
 def is_served(host: str, port: int) -> bool:
