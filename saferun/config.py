@@ -103,6 +103,7 @@ class HostsConfig(Value):
         shares_console: whether all of them write to one console: then one of them speaks for all.
         prints_start_lines: whether this process is the one that prints there what all of them know at the start.
         spares: how many hosts beside those of the job wait to take the place of one.
+        by_handler: whether a rendezvous handler that is not torch's own says who takes part, whatever ``most`` is.
     """
 
     least: int = 1
@@ -120,6 +121,7 @@ class HostsConfig(Value):
     shares_console: bool = False
     prints_start_lines: bool = True
     spares: int = 0
+    by_handler: bool = False
 
     @property
     def probe_after_s(self) -> float:
@@ -132,9 +134,14 @@ class HostsConfig(Value):
         return self.most + self.spares
 
     @property
+    def may_have_others(self) -> bool:
+        """Whether there are, or may be, other hosts of the job."""
+        return self.started > 1 or self.by_handler
+
+    @property
     def spans_hosts(self) -> bool:
         """Whether this process is not alone: there are, or may be, others of the job."""
-        return self.most > 1 or self.task is not None or self.spares > 0
+        return self.may_have_others or self.task is not None
 
 
 class JobMembership(Value):
@@ -350,7 +357,7 @@ class LaunchConfig(Value):
     @property
     def shares_secret(self) -> bool:
         """Whether the hosts of the job try to share a secret by themselves."""
-        return not self.secret_file and self.sign_messages != "off" and self.hosts.started > 1
+        return not self.secret_file and self.sign_messages != "off" and self.hosts.may_have_others
 
     @property
     def moves_leader(self) -> bool:

@@ -258,7 +258,8 @@ class Joined(Value):
     the local rank of the task's first rank. ``signed``: by which secret messages are signed, else ``unsigned_why``.
     A host that waits as a spare has a number behind those of the ``hosts``; ``successors`` are those that may lead. The
     leader gets all of them as ``spare_peers``, and as ``replacements`` what has become of the hosts whose places spares
-    have taken since the last attempt. ``has_begun``: whether some of the hosts have met before.
+    have taken since the last attempt. ``has_begun``: whether some of the hosts have met before. ``run_id``: the
+    job's, for the ranks, if a rendezvous handler has one of its own.
     """
 
     attempt: Number
@@ -290,3 +291,4 @@ class Joined(Value):
     successors: Annotated[tuple[str, ...], list_of(Line, _MOST_ADDRESSES)] = ()
     replacements: Annotated[tuple[Replacement, ...], list_of(Replacement, MOST_HOSTS, skips=True)] = ()
     has_begun: bool = False
+    run_id: Text = ""

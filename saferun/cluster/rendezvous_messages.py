@@ -104,7 +104,7 @@ def assignment_from(config: LaunchConfig, joined: Joined) -> Assignment:
         ),
         master_addr=joined.master_addr,
         master_port=joined.master_port,
-        run_id=config.rendezvous.run_id,
+        run_id=joined.run_id or config.rendezvous.run_id,
         local_world_size=joined.local_world_size,
         host=joined.label,
         leader=joined.leader_name,

@@ -25,6 +25,7 @@ from saferun.coordinator.control_search import JOB_KEY
 from saferun.coordinator.leader_address import (
     ASK_KEY,
     LeaderAddress,
+    leads_to,
     master_addr,
     mismatch_on_first_host,
     publish_address,
@@ -55,14 +56,15 @@ _RECHECK_S = 0.5
 # When torch's own handlers have decided who takes part, all of them were there a moment ago, with all that they are to
 # say of themselves. What may still take long: a store that stands still, for which torch's clients wait a minute or as
 # the user has set it, names that are looked up in vain, a machine that is stopped for a while, a leader of many hosts.
-# A host that is gone is waited for no longer. Other handlers may let each host go on as it comes.
-_WAITS_FOR_ALL = {"c10d", "etcd", "etcd-v2"}
+# A host that is gone is waited for no longer. Other handlers may let each host go on as it comes, and have an id and an
+# address of their own for the ranks.
+_OF_TORCH = {"c10d", "etcd", "etcd-v2"}
 _LEAST_EXCHANGE_S = 60.0
 _EXCHANGE_S = 180.0
 _EXCHANGE_PER_HOST_S = 0.25
 # How often hosts meet again because of newcomers that cannot take part, before the job ends.
 _MOST_AGAIN = 3
-_EXIT_S = 2.0
+_EXIT_S = _RUN_ID_S = 2.0
 # torch looks at the state of a rendezvous every second, and a host is asked to read more than that now and then.
 _DEPARTURES_S = 3.0
 _BEFORE_THE_END_S = 2.0
@@ -126,12 +128,16 @@ class HandlerRendezvous:
         # The control store of the previous attempt may end at any moment now.
         rdzv.on_all_here()
         rdzv.allow(_LEAST_EXCHANGE_S)
-        if rdzv.request.backend in _WAITS_FOR_ALL:
+        if rdzv.request.backend in _OF_TORCH:
             rdzv.limit(max(_EXCHANGE_S, 2 * rdzv.request.connect_s) + hosts * _EXCHANGE_PER_HOST_S)
         try:
             if host == 0:
-                return self._lead(rdzv, own, store, hosts, getattr(info, "bootstrap_store_info", None), goes_on=goes_on)
-            return self._follow(rdzv, own, store, host)
+                bootstrap = getattr(info, "bootstrap_store_info", None)
+                result = self._lead(rdzv, own, store, hosts, bootstrap, goes_on=goes_on)
+            else:
+                result = self._follow(rdzv, own, store, host)
+            run_id = self._run_id(rdzv)
+            return result._replace(run_id=run_id) if run_id else result
         except StoreBrokenError as error:
             raise JoinFailedError(
                 f"a store broke while the hosts of the job met: {error}", "see the output of saferun on the other hosts"
@@ -241,6 +247,14 @@ class HandlerRendezvous:
         rdzv.allow(rdzv.timeout_s)
         return client
 
+    def _run_id(self, rdzv: RendezvousRound) -> str:
+        """The job's id for the ranks by a handler that is not torch's own; empty: as the options say."""
+        handler = self._handler
+        if rdzv.request.backend in _OF_TORCH:
+            return ""
+        answer = self._ask(lambda: str(handler.get_run_id()))
+        return answer.value if answer.wait(_RUN_ID_S) and answer.error is None else ""
+
     def _next_rendezvous(self, rdzv: RendezvousRound) -> Any:  # noqa: ANN401
         handler = self._handler
         rdzv.is_torchs = rdzv.request.backend in {"c10d", "etcd-v2"}
@@ -277,7 +291,7 @@ class HandlerRendezvous:
     def _waiting_text(self, rdzv: RendezvousRound, waiting: Waiting) -> str:
         return waiting_text(waiting.names, rdzv.least, rdzv.most, rdzv.request.expected, is_all=waiting.is_all)
 
-    def _explain(self, rdzv: RendezvousRound, error: Exception, waiting: Waiting) -> JoinFailedError:
+    def _explain(self, rdzv: RendezvousRound, error: BaseException, waiting: Waiting) -> JoinFailedError:
         where = f"the rendezvous {rdzv.run_id!r}" + (f" at {rdzv.request.endpoint}" if rdzv.request.endpoint else "")
         kind = type(error).__name__
         here = list(dict.fromkeys([*waiting.names, rdzv.name]))
@@ -325,8 +339,8 @@ class HandlerRendezvous:
                 continue
             try:
                 answer.give(do(), None)
-            except Exception as error:
-                answer.give(None, error)
+            except BaseException as error:
+                answer.give(None, error)  # a handler may call sys.exit, too
 
     def _poll(self) -> None:
         on_waiting, handler = self._on_waiting, self._handler
@@ -358,7 +372,10 @@ class HandlerRendezvous:
         found, port = StoreClient(store, ("", 0)), self._stores.ranks_port
         ranks = self._stores.serve_ranks() if port else None
         job = os.urandom(8).hex()
-        host_name = getattr(bootstrap, "master_addr", None) or rdzv.request.local_addr or socket.getfqdn()
+        host_name = getattr(bootstrap, "master_addr", None)
+        if not host_name or (rdzv.request.backend not in _OF_TORCH and not leads_to(str(host_name), own.addresses)):
+            # Of another handler it may be the address of a store elsewhere: the ranks' store is here.
+            host_name = rdzv.request.local_addr or (socket.getfqdn() if hosts > 1 else "localhost")
         named_signer = rdzv.secrecy.signer(rdzv.run_id, job)
         agreement = rdzv.make_agreement(job) if named_signer is None and hosts > 1 else None
         one_port = ranks is not None and (rdzv.request.one_port or self._one_port)
@@ -450,10 +467,10 @@ class _Answer:
 
     def __init__(self) -> None:
         self.value: Any = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._given = threading.Event()
 
-    def give(self, value: Any, error: Exception | None) -> None:  # noqa: ANN401
+    def give(self, value: Any, error: BaseException | None) -> None:  # noqa: ANN401
         self.value, self.error = value, error
         self._given.set()
 

@@ -137,13 +137,23 @@ def master_addr(named: str, addresses: tuple[str, ...]) -> str:
     A name service that is not in order gives names that no host can resolve, or that lead every host to itself.
     """
     away = [address for address in addresses if not is_loopback(address)]
+    if away and all(map(is_loopback, _resolved(named))):
+        return away[0]
+    return named
+
+
+def leads_to(named: str, addresses: tuple[str, ...]) -> bool:
+    """Whether a name or address leads to this host, which has these addresses."""
+    return any(is_loopback(address) or address in addresses for address in _resolved(named))
+
+
+def _resolved(named: str) -> list[str]:
+    """The addresses behind a name; none where it is unknown."""
     try:
         infos = socket.getaddrinfo(named.encode(), None, proto=socket.IPPROTO_TCP)
     except (OSError, UnicodeError):
-        infos = []
-    if away and all(is_loopback(str(info[4][0])) for info in infos):
-        return away[0]
-    return named
+        return []
+    return [str(info[4][0]) for info in infos]
 
 
 def is_loopback(address: str) -> bool:

@@ -80,7 +80,10 @@ class CancelledError(Exception):
 
 
 class RendezvousResult(Value):
-    """What a rendezvous comes to: this host's assignment, the way to the control store, and the ranks' store."""
+    """What a rendezvous comes to: this host's assignment, the way to the control store, and the ranks' store.
+
+    ``run_id``: the job's for the ranks, where a rendezvous handler says it; else empty.
+    """
 
     assignment: HostAssignment
     client: StoreClient
@@ -90,6 +93,7 @@ class RendezvousResult(Value):
     master_addr: str
     master_port: int
     replacements: tuple[Replacement, ...] = ()
+    run_id: str = ""
 
     @property
     def labels(self) -> list[str]:

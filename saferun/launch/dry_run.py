@@ -142,7 +142,7 @@ def _hosts_lines(config: LaunchConfig, address: str, port: str) -> list[str]:
         here = f"local rank {task.local_rank} of {task.local_world_size} on this host"
     where = f"store at {address}:{port} ({rendezvous.backend})"
     if rendezvous.backend != "static":
-        where = f"hosts meet at {rendezvous.endpoint} ({rendezvous.backend})"
+        where = f"hosts meet {f'at {rendezvous.endpoint} ' if rendezvous.endpoint else ''}({rendezvous.backend})"
     lines = [f"{shown} host{'s' if hosts.most > 1 else ''}{names}; {here}; {where}"]
     source = f", from {hosts.detected}" if hosts.detected else ""
     if hosts.node_rank is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from saferun.cluster.placement.rank_count import count_ranks
-from saferun.cluster.placement.rendezvous_options import MOST_NNODES, check_spares, one_host
+from saferun.cluster.placement.rendezvous_options import MOST_NNODES, check_spares, is_registered, one_host
 from saferun.config import HostsConfig, RendezvousConfig, Setting
 from saferun.errors import UsageError
 
@@ -113,7 +113,7 @@ def _find(
     if not explicit and not note:
         note = _note(values, environ, offered, surroundings)
     base = base._replace(note=note)
-    is_alone = most == 1 and not values.spares
+    is_alone = most == 1 and not values.spares and not is_registered(values)
     if is_alone and allocation is None and values.node_rank == 0 and not values.hosts and not values.hostfile:
         return base, one_host(values, environ), count_ranks(values.nproc_per_node, environ)
     from saferun.cluster.placement.host_sources import agree

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from saferun.cluster.placement.lists import listed_hosts, own_index
 from saferun.cluster.placement.rank_count import checked_ranks, count_ranks
-from saferun.cluster.placement.rendezvous_options import control_port, one_host, read_conf, wait_limits
+from saferun.cluster.placement.rendezvous_options import control_port, is_registered, one_host, read_conf, wait_limits
 from saferun.cluster.placement.several_hosts import Known, several
 from saferun.config import HostsConfig, RendezvousConfig, Setting, TaskConfig
 from saferun.errors import UsageError
@@ -46,7 +46,8 @@ def agree(
     own = own_index(sources.listed, values, settings, allocation) if listed else None
     ranks = sources.ranks(environ, listed[own] if own is not None else None)
     spares = values.spares
-    if most + spares == 1 and (allocation is None or allocation.tasks == 1):
+    by_handler = is_registered(values)
+    if most + spares == 1 and (allocation is None or allocation.tasks == 1) and not by_handler:
         meets = bool(values.rdzv_endpoint) or values.master_port is not None  # else torchrun ignores the rank as well
         if values.node_rank != 0 and values.rdzv_backend == "static" and meets:
             raise UsageError(
@@ -75,6 +76,7 @@ def agree(
         detected=allocation.source if allocation is not None else "",
         found=allocation.found if allocation is not None else (),
         spares=spares,
+        by_handler=by_handler,
     )
     return hosts, rendezvous, ranks
 

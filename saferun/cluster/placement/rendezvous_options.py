@@ -70,6 +70,11 @@ def _note_of_needless(endpoint: str, options: Mapping[str, str]) -> str:
     )
 
 
+def is_registered(values: Any) -> bool:  # noqa: ANN401 - argparse's namespace
+    """Whether a handler that is not torch's own decides which hosts take part, even where the options name one host."""
+    return values.rdzv_backend not in _BACKENDS
+
+
 def is_served(host: str, port: int) -> bool:
     """Whether connections to an address of another host are accepted, within seconds."""
     import socket

@@ -10,6 +10,7 @@ from saferun.cluster.placement.rendezvous_options import (
     agent_store,
     check_service,
     checked_port,
+    is_registered,
     join_endpoint,
     random_number,
     read_conf,
@@ -77,7 +78,7 @@ def several(
     conf = read_conf(values.rdzv_conf)
     if backend == "c10d" and "store_type" in conf:
         conf = {**conf, "store_type": store_type(conf)}  # torch takes capitals as well
-    if known.on_one_host:
+    if known.on_one_host and not is_registered(values):
         ports = _ports(values, known)
         port = ports[0] if len(ports) == 1 else None
         source = _port_source(values, known)

@@ -302,6 +302,29 @@ def test_settings_of_a_registered_handler_mean_what_it_likes(
     assert "torch knows no such rendezvous" in refusal("--nnodes", "2", *where).what
 
 
+@pytest.mark.parametrize("number", [(), ("--nnodes", "1"), ("--nnodes", "1", "--node-rank", "3")])
+@pytest.mark.usefixtures("registry")
+def test_a_registered_handler_says_who_takes_part_even_where_the_options_name_one_host(number: tuple[str, ...]) -> None:
+    """Under torchrun it may make one job of many launches that name no number of hosts."""
+    config = config_of(*number, "--rdzv-backend", "mine", "--rdzv-endpoint", "somewhere", "--rdzv-id", "job7")
+    assert place(config) == (1, 1, None)
+    assert config.hosts.spans_hosts
+    assert config.hosts.may_have_others
+    assert (config.rendezvous.backend, config.rendezvous.endpoint) == ("mine", "somewhere")
+    assert config_of("--rdzv-backend", "mine", "--rdzv-id", "").rendezvous.run_id.isdecimal()
+    alone = config_of("--standalone", "--rdzv-backend", "mine")
+    assert (alone.hosts.spans_hosts, alone.rendezvous.backend) == (False, "c10d")
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_registered_handler_is_asked_by_the_tasks_of_one_host() -> None:
+    """By the first of them, for all."""
+    config = config_of("--scheduler", "slurm", "--rdzv-backend", "mine", environ=EIGHT_ON_A_HOST)
+    assert config.hosts.task is not None
+    assert config.hosts.task.local_world_size == 8
+    assert config.rendezvous.backend == "mine"
+
+
 def test_the_port_for_saferuns_own_messages() -> None:
     """A number that is that of the ranks' store is the same port."""
     for text, control in (

@@ -16,7 +16,7 @@ from saferun.coordinator.dial import CONNECTED, REFUSED, SILENT, UNKNOWN_NAME, U
 from saferun.coordinator.evidence_chunks import is_chunk_name
 from saferun.coordinator.heartbeats import read_state
 from saferun.coordinator.host_coordinator import HostCoordinator
-from saferun.coordinator.leader_address import is_loopback, master_addr, read_address
+from saferun.coordinator.leader_address import is_loopback, leads_to, master_addr, read_address
 from saferun.coordinator.liveness_probe import Observation, ended_reason, judge, probe_host
 from saferun.coordinator.rendezvous_round import RendezvousRound
 from saferun.text.typed_json import fit
@@ -232,6 +232,14 @@ def test_a_name_that_leads_every_host_to_itself_is_not_handed_to_ranks() -> None
     assert master_addr("no-such-host.invalid", ("10.0.0.9",)) == "10.0.0.9"
     assert master_addr("localhost", ("127.0.0.1",)) == "localhost"
     assert master_addr("192.0.2.1", ("10.0.0.9",)) == "192.0.2.1"
+
+
+def test_an_address_that_a_handler_names_may_lead_to_another_host() -> None:
+    """Where its own store is, which the ranks do not use."""
+    assert leads_to("localhost", ())
+    assert leads_to("192.0.2.1", ("10.0.0.9", "192.0.2.1"))
+    assert not leads_to("192.0.2.1", ("10.0.0.9",))
+    assert not leads_to("no-such-host.invalid", ("10.0.0.9",))
 
 
 def test_who_is_missing_is_named_where_names_are_known() -> None:
