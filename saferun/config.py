@@ -66,6 +66,11 @@ class RendezvousConfig(Value):
     note: str = ""
 
     @property
+    def outlives_job(self) -> bool:
+        """Whether the hosts meet in a file, or in what is served by something else than the job (etcd)."""
+        return self.backend not in {"static", "c10d"} or dict(self.conf).get("store_type") == "file"
+
+    @property
     def has_default_address(self) -> bool:
         """Whether the hosts meet where every job meets that names neither port nor id, so that two jobs may mix."""
         return self.backend == "static" and self.ports == (DEFAULT_PORT,) and self.run_id == DEFAULT_RDZV_ID

@@ -193,7 +193,9 @@ class Job(JobSender, SharedStore):
             hosts = self._config.hosts
             # An elastic job is not over where one host could not join it.
             outside = self.current.number < 0 and hosts.least != hosts.most
-            self._channel.send({"op": "leave"} if end.leaves or outside else {"op": "close", **note})
+            # As under torchrun: a job that the scheduler starts again meets in the same etcd by the same id.
+            stays_open = end.by_signal and self._config.rendezvous.outlives_job
+            self._channel.send({"op": "leave"} if end.leaves or outside or stays_open else {"op": "close", **note})
         elif note:
             # Hosts that this one waits for may be waiting for it in turn: they learn that the job has ended.
             self._channel.send({"op": "close", **note})

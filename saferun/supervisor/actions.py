@@ -321,7 +321,7 @@ class Finish(Value):
     """The launch is over. With ``reraise`` saferun ends by that signal instead of by an exit code.
 
     ``leaves``: the job goes on without this host. ``by``: who has ended the job by saferunctl, which asked this host if
-    it is ``ours``; ``at_once``: by SIGKILL.
+    it is ``ours``; ``at_once``: by SIGKILL. ``by_signal``: a signal has ended a job of several hosts.
     """
 
     exit_code: int
@@ -330,6 +330,7 @@ class Finish(Value):
     by: str = ""
     at_once: bool = False
     ours: bool = False
+    by_signal: bool = False
 
 
 Action = (

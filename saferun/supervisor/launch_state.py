@@ -7,7 +7,7 @@ from enum import Enum
 
 from saferun.model import Value
 from saferun.supervisor.actions import Action, BroadcastAbort, BroadcastCause, Finish
-from saferun.supervisor.ending import Ending, Failed, Leave, NotStarted, Regroup, prevailing
+from saferun.supervisor.ending import Ending, Failed, Leave, NotStarted, Regroup, Stopped, prevailing
 from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
 
 TYPE_CHECKING = False
@@ -271,4 +271,8 @@ class LaunchState:
         if self.stop_signum is not None and self.stopped_by:
             at_once = self.stop_signum == signal.SIGKILL
             end = end._replace(by=self.stopped_by, at_once=at_once, ours=self.is_request_ours)
+        ending = self.attempt.ending
+        is_signalled = self.stop_signum is not None or (isinstance(ending, Stopped) and not ending.by)
+        if self.job.spans_hosts and is_signalled and not self.stopped_by and not end.leaves:
+            end = end._replace(by_signal=True)
         return [end]

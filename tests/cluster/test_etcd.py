@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 
 from tests.breadth import slow_but
 from tests.ports import own_port
-from tests.process.launching import until
+from tests.process.launching import STAY, until
 from tests.torch.several import hosts
 
 PLACES = """
@@ -68,3 +69,19 @@ def test_hosts_meet_in_etcd_and_meet_again_after_a_failure(tmp_path: Path, backe
         assert [job.wait(90.0) for job in jobs] == [0, 0]
         said = sorted(line.split("place ")[1] for job in jobs for line in job.out.splitlines() if "place " in line)
         assert said == ["0 2 0 0", "0 2 0 1", "1 2 0 0", "1 2 0 1"]
+
+
+@pytest.mark.slow
+def test_a_job_that_a_signal_has_ended_meets_again_by_the_same_id(tmp_path: Path) -> None:
+    """As a scheduler starts it again; torchrun leaves the rendezvous open, too."""
+    (tmp_path / "etcd").mkdir()
+    with etcd(tmp_path / "etcd") as endpoint:
+        given = ("--nnodes", "2", "--rdzv-backend", "etcd-v2", "--rdzv-endpoint", endpoint, "--rdzv-id", "job7")
+        with hosts(tmp_path / "first", STAY, *given, place=False) as jobs:
+            for job in jobs:
+                job.hear("ready")
+            for job in jobs:
+                job.send(signal.SIGTERM)
+            assert [job.wait() for job in jobs] == [1, 1]
+        with hosts(tmp_path / "second", "", *given, place=False) as jobs:
+            assert [job.wait(90.0) for job in jobs] == [0, 0], [job.err for job in jobs]

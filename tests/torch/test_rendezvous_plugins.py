@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.breadth import slow_but
-from tests.process.launching import REPOSITORY, running, two_lines
+from tests.process.launching import REPOSITORY, STAY, running, two_lines
 from tests.torch.several import hosts
 
 # It notes what is asked of it. Of its settings, ``world`` is how many hosts there are, which meet by a file.
@@ -153,3 +154,12 @@ def test_a_handler_that_fails_ends_the_launch_as_under_torchrun(tmp_path: Path, 
         assert "no seats are left" in what
         assert not job.said("ran")
     assert notes(tmp_path)[-1] == ("opened for 1:1" if where == "open" else "shut down")
+
+
+def test_a_signal_does_not_shut_the_handler_down(tmp_path: Path) -> None:
+    """That may close the rendezvous for good, and the scheduler starts the job again, with the same id."""
+    with running(tmp_path / "run", STAY, *options(tmp_path), environ=environment(tmp_path)) as job:
+        job.hear("ready")
+        job.send(signal.SIGTERM)
+        assert job.wait() == 1, job.err
+    assert notes(tmp_path) == ["opened for 1:1", "met"]

@@ -669,6 +669,27 @@ def test_only_a_user_ends_a_job_that_other_hosts_wait_to_join(
     assert [message.get("note", {}).get("by") for message in closes] == (sent or [])
 
 
+@pytest.mark.parametrize(
+    ("backend", "end", "op"),
+    [
+        ("etcd-v2", Finish(1, by_signal=True), "leave"),
+        ("etcd", Finish(1, by_signal=True), "leave"),
+        ("mine", Finish(1, by_signal=True), "leave"),
+        ("etcd-v2", Finish(1), "close"),
+        ("etcd-v2", Finish(0), "close"),
+        ("c10d", Finish(1, by_signal=True), "close"),
+    ],
+)
+def test_a_signal_closes_no_rendezvous_that_outlives_the_job(backend: str, end: Finish, op: str) -> None:
+    """A scheduler that has stopped the job starts it again, and it meets by the same id, as under torchrun."""
+    listening = Listening(backend)
+    listening.join()
+    listening.channel.sent.clear()
+    listening.job.end = end
+    listening.job.close()
+    assert [message["op"] for message in listening.channel.sent if message["op"] in {"leave", "close"}] == [op]
+
+
 @pytest.mark.parametrize("host", [0, 1])
 def test_between_attempts_the_leader_repeats_what_another_host_was_asked(listening: Listening, host: int) -> None:
     """Only that is the end: a host that has begun to meet the others may not leave them."""

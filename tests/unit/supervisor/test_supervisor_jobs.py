@@ -120,6 +120,7 @@ def test_a_signal_to_one_host_stops_the_job_and_uses_no_restart() -> None:
     job.settle()
     assert codes(job) == [1, 1, 1]
     assert job.number == 0
+    assert [host.finish.by_signal for host in job.hosts if host.finish is not None] == [True] * 3
 
 
 def test_ctrl_c_on_one_host_waits_for_no_evidence_on_any() -> None:

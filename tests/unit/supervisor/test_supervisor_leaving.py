@@ -409,5 +409,5 @@ def test_a_leader_leaves_a_failed_job_to_the_others_only_if_they_wait_for_its_su
             host.take()
     leader.signal(signal.SIGTERM)
     job.settle()
-    assert leader.finish == Finish(1, leaves=awaits_replacement_host)
+    assert leader.finish == Finish(1, leaves=awaits_replacement_host, by_signal=not awaits_replacement_host)
     assert job.hosts[1].supervisor.attempt == int(awaits_replacement_host)
