@@ -51,6 +51,16 @@ def test_ranks_are_told_what_torchrun_tells_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_ranks_meet_where_torchs_launcher_would_share_no_store(tmp_path: Path) -> None:
+    """Rank 0 would then serve the store itself, at a port that saferun has."""
+    program = "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()"
+    given = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{own_port()}")
+    environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with hosts(tmp_path, program, *given, "--start-retries", "0", place=False, environs=lambda _: environ) as jobs:
+        assert [job.wait() for job in jobs] == [0, 0], [job.err for job in jobs]
+
+
+@pytest.mark.slow
 def test_a_host_whose_ranks_are_done_waits_for_the_job(tmp_path: Path) -> None:
     """Its exit code is the job's, which nobody knows before the last rank has ended."""
     program = "from rank import *\ntell('ready')\nawait_release('end')\nsys.exit(0)"

@@ -134,12 +134,8 @@ def control_port(values: Any, ports: tuple[int, ...]) -> str:  # noqa: ANN401 - 
 
 
 def _on_a_free_port(run_id: str, values: Any, environ: Mapping[str, str]) -> RendezvousConfig:  # noqa: ANN401
-    return RendezvousConfig("c10d", run_id, None, None, values.local_addr, agent_store(environ))
-
-
-def agent_store(environ: Mapping[str, str]) -> bool:
-    """Whether the launcher serves the ranks' store, where the rendezvous is not static."""
-    return environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+    agent_store = environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+    return RendezvousConfig("c10d", run_id, None, None, values.local_addr, agent_store)
 
 
 def random_number() -> str:

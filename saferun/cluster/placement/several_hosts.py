@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from saferun.cluster.placement.rendezvous_options import (
     DEFAULT_C10D_PORT,
-    agent_store,
     check_service,
     checked_port,
     is_registered,
@@ -97,9 +96,8 @@ def several(
         endpoint = join_endpoint(*address)
     elif not endpoint:
         raise UsageError("--rdzv-conf store_type=file has no file", "name one as --rdzv-endpoint, for all hosts")
-    config = RendezvousConfig(
-        backend, run_id, None, None, values.local_addr, agent_store(environ), port_source=ENDPOINT
-    )
+    # The ranks' store is saferun's, also with TORCH_DISABLE_SHARE_RDZV_TCP_STORE: a new one for each attempt.
+    config = RendezvousConfig(backend, run_id, None, None, values.local_addr, port_source=ENDPOINT)
     return config._replace(endpoint=endpoint, address=address, conf=tuple(conf.items()))
 
 

@@ -203,10 +203,11 @@ def test_several_hosts_without_a_port_or_an_id_have_the_address_of_any_job(
 
 
 def test_the_store_may_be_left_to_rank_0() -> None:
-    """TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, with c10d only."""
+    """TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, with c10d on one host only: of several, the first serves one."""
     environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     assert not config_of(environ=environ).rendezvous.agent_store
     assert config_of("--master-port", "1", environ=environ).rendezvous.agent_store
+    assert config_of("--nnodes", "2", "--rdzv-backend", "c10d", environ=environ).rendezvous.agent_store
 
 
 @pytest.mark.parametrize(
