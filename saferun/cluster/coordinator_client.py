@@ -11,11 +11,10 @@ from saferun.cluster.coordinator_process import CoordinatorLink
 from saferun.cluster.job_values import JobCallbacks
 from saferun.config import LaunchConfig
 from saferun.console.lines import LineAssembler
-from saferun.errors import suppress
+from saferun.errors import SaferunError, suppress
 from saferun.linux.children import SpawnError
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject, TorchParts
-from saferun.supervisor.events import StartFailed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -151,7 +150,7 @@ class CoordinatorClient:
             self._unsent.append(message)
 
     def prepare(self, preparation: JsonObject) -> None:
-        """Ask what only torch knows of an attempt; ``on_prepared`` or StartFailed follows."""
+        """Ask what only torch knows of an attempt; ``on_prepared`` or ``on_prepare_failed`` follows."""
         self.is_preparing = True
         self.send({"op": "prepare", "handler": self._handler, "file_timer": self.serves_timers, **preparation})
 
@@ -272,9 +271,7 @@ class CoordinatorClient:
             elif op == "failed" and self.is_preparing:
                 self.is_preparing = self.forwards_events = False
                 exit_code = 2 if message.get("usage") else 1
-                what = str(message.get("what"))
-                attempt = self._callbacks.attempt()
-                self._callbacks.post(StartFailed(time.monotonic(), attempt, what, _OPTIONS_HINT, exit_code))
+                self._callbacks.on_prepare_failed(SaferunError(str(message.get("what")), _OPTIONS_HINT, exit_code))
             else:
                 self._on_message(message)
 

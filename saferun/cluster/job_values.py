@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from saferun.cluster.join_messages import HostInfoText, ProbeTarget, Replacement
     from saferun.cluster.progress import ObservedRank
+    from saferun.errors import SaferunError
     from saferun.supervisor.events import Event
 
 
@@ -92,6 +93,7 @@ class JobCallbacks(Value):
         attempt: returns the attempt that is current.
         on_assigned: takes this process's ranks when the hosts have met.
         on_prepared: takes what only torch knows of an attempt, when all is ready for its ranks.
+        on_prepare_failed: takes why torch cannot answer.
         on_preflight: takes the leader's messages about the preflight checks.
         on_torch: takes torch's version, where this host is alone.
         on_stderr: takes whole lines that torch's event handlers write to stderr.
@@ -105,6 +107,7 @@ class JobCallbacks(Value):
     attempt: Callable[[], int]
     on_assigned: Callable[[Assignment], None]
     on_prepared: Callable[[JsonObject], None]
+    on_prepare_failed: Callable[[SaferunError], None]
     on_preflight: Callable[[JsonObject], None]
     on_torch: Callable[[str], None]
     on_stderr: Callable[[bytes], None]

@@ -21,7 +21,7 @@ from saferun.launch.launch_context import HostAttempt, LaunchContext
 from saferun.launch.rank import AttemptPlan
 from saferun.model import JsonObject, LogDestinations, Placement, RankAssignment
 from saferun.supervisor.actions import JoinHosts, RunChecks
-from saferun.supervisor.events import ChecksPassed, HostsJoined
+from saferun.supervisor.events import ChecksPassed, DeadlineExpired, HostsJoined
 from saferun.supervisor.machine import State
 from saferun.supervisor.topology import apply_changes, plugin_environs, rank_environs
 
@@ -169,12 +169,18 @@ class AttemptSetup:
     # ----------------------------------------------------------------------------------------------------------------
     # Environment and files
 
+    def on_prepare_failed(self, error: SaferunError) -> None:
+        """What only torch could answer is not to be had."""
+        assignment = self._context.current.assignment
+        if assignment is not None:
+            self._post_failed(assignment, error)
+
     def on_prepared(self, answer: JsonObject) -> None:
         """Everything is known for the start of the ranks. ``answer``: what only torch could answer."""
         current = self._context.current
         assignment = current.assignment
-        if assignment is None:
-            return
+        if assignment is None or current.has_joined:
+            return  # the answer has come too late
         placement = assignment.placement
         try:
             environs = rank_environs(self._config, placement, self._context.environ)
@@ -331,6 +337,16 @@ class AttemptSetup:
         self._context.start_failed(self._context.attempt, error, joined=self._joined(assignment))
         self._post_held()
 
+    def post_expired(self, now: float) -> None:
+        """Post that the supervisor's phase has lasted as long as it may. Hosts that have met count on the ranks."""
+        current, attempt = self._context.current, self._context.attempt
+        is_preparing = self._context.supervisor.state is State.JOINING and not current.has_joined
+        if is_preparing and current.assignment is not None:
+            self._context.post(DeadlineExpired(now, attempt, self._joined(current.assignment)))
+            self._post_held()
+        else:
+            self._context.post(DeadlineExpired(now, attempt))
+
     def _joined(self, assignment: Assignment) -> HostsJoined:
         return HostsJoined(
             time.monotonic(),
@@ -346,7 +362,8 @@ class AttemptSetup:
     def _post_held(self) -> None:
         current = self._context.current
         current.has_joined = True
-        for event in current.held:
+        held, current.held = current.held, []
+        for event in held:
             self._context.attempt_end.post_from_job(event)
 
 

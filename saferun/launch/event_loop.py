@@ -187,7 +187,7 @@ class EventLoop:
             # It was stopped before the deadline, and what the ranks left behind has that time again.
             self._context.post(events.LoopStalled(now, attempt, awaited_until - now))
         else:
-            self._context.post(events.DeadlineExpired(now, attempt))
+            self._context.setup.post_expired(now)
 
     def _is_core_dumping(self) -> bool:
         return any(is_core_dumping(rank.pid) for rank in self._context.current.by_pid.values())

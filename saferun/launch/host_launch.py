@@ -314,6 +314,7 @@ class HostLaunch:
             attempt=lambda: context.attempt,
             on_assigned=context.setup.on_assigned,
             on_prepared=context.setup.on_prepared,
+            on_prepare_failed=context.setup.on_prepare_failed,
             on_preflight=context.checks.take_message,
             on_torch=lambda version: context.guarded("write run.json", context.log.write_torch_version, version),
             on_stderr=context.screen.err.put_message,

@@ -367,10 +367,14 @@ class Diagnosed(Value):
 
 
 class DeadlineExpired(Value):
-    """The phase has lasted as long as it may."""
+    """The phase has lasted as long as it may.
+
+    ``joined``: what the hosts had agreed on, if the supervisor does not know that yet; None: it does.
+    """
 
     at: float
     attempt: int
+    joined: HostsJoined | None = None
 
 
 class LoopStalled(Value):

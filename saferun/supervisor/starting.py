@@ -149,13 +149,14 @@ def _give_up_place(launch: LaunchState, event: StartFailed, joined: HostsJoined)
 
 def on_deadline(launch: LaunchState, event: DeadlineExpired) -> list[Action]:
     """CHECKING, JOINING, PROBING or STARTING takes longer than it may."""
-    is_alone = launch.state is State.JOINING and not launch.job.spans_hosts
+    is_preparing = launch.state is State.JOINING and (event.joined is not None or not launch.job.spans_hosts)
     failed = StartFailed(
         event.at,
         event.attempt,
-        "the preparation of the ranks timed out" if is_alone else _OVERDUE[launch.state],
+        "the preparation of the ranks timed out" if is_preparing else _OVERDUE[launch.state],
         "see events.jsonl in the run directory for the last event",
         1,
         launch.attempt.ranks,
+        joined=event.joined,
     )
     return on_start_failed(launch, failed)

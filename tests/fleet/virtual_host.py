@@ -103,7 +103,7 @@ class _Channel:
     deadline: float | None = None
 
     def __init__(self, host: FleetHost) -> None:
-        self.client = SimpleNamespace(asks_torch=False, is_preparing=False)
+        self.client = self.torch = SimpleNamespace(asks_torch=False, is_preparing=False)
         self.pids: set[int] = set()
         self._host = host
         if host.number == 0:
@@ -206,6 +206,7 @@ class FleetHost(Host):
                 attempt=lambda: self.supervisor.attempt,
                 on_assigned=self._on_assigned,
                 on_prepared=lambda _: None,
+                on_prepare_failed=lambda _: None,
                 on_preflight=self._on_preflight,
                 on_torch=lambda _: None,
                 on_stderr=lambda _: None,

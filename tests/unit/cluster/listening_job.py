@@ -10,6 +10,7 @@ from typing import Any
 from saferun.cluster.job import Job
 from saferun.cluster.job_values import Assignment, JobCallbacks
 from saferun.config import HostsConfig
+from saferun.errors import SaferunError
 from saferun.files.run_dir import RunDirectory
 from saferun.linux.poller import Poller
 from saferun.model import JsonObject
@@ -25,7 +26,7 @@ class Channel:
     """Stands in for the channel to the coordinator."""
 
     def __init__(self, on_message: Any) -> None:
-        self.client = SimpleNamespace(asks_torch=False, is_preparing=False)
+        self.client = self.torch = SimpleNamespace(asks_torch=False, is_preparing=False)
         self.deadline: float | None = None
         self.port = 29500
         self.control_port = 40000
@@ -56,6 +57,7 @@ class Listening:
         self.states: list[dict[str, Any]] = []
         self.hangs: list[int] = []
         self.told: list[dict[str, Any]] = []  # of the checks
+        self.refused: list[SaferunError] = []  # by torch
         self.attempt = 0
         rendezvous = CONFIG.rendezvous._replace(backend=backend)
         config = CONFIG._replace(hosts=HostsConfig(2, 2, 0, detected=detected), rendezvous=rendezvous)
@@ -68,6 +70,7 @@ class Listening:
                 attempt=lambda: self.attempt,
                 on_assigned=self.assignments.append,
                 on_prepared=lambda _: None,
+                on_prepare_failed=self.refused.append,
                 on_preflight=self.told.append,
                 on_torch=lambda _: None,
                 on_stderr=lambda _: None,

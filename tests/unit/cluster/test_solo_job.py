@@ -6,9 +6,9 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,7 +16,7 @@ from saferun.cluster import store_askers
 from saferun.cluster.job_values import Assignment, JobCallbacks
 from saferun.cluster.solo_job import SoloJob
 from saferun.cluster.store_askers import GREETING
-from saferun.linux.children import Child
+from saferun.errors import SaferunError
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
 from saferun.supervisor.actions import BroadcastDecision, JoinHosts
@@ -26,56 +26,8 @@ from saferun.supervisor.events import (
     StoreServed,
     StoreUnavailable,
 )
+from tests.unit.cluster.silent_link import NO_PID, SilentLink
 from tests.unit.samples import CONFIG
-
-if TYPE_CHECKING:
-    from saferun.model import TorchParts
-
-NO_PID = 1 << 22  # one above the largest that Linux gives
-
-
-class SilentLink:
-    """Stands in for a coordinator: it takes every message and answers when it is told to."""
-
-    def __init__(
-        self,
-        listen_fd: int,
-        environ: Mapping[str, str],
-        *,
-        torch_parts: TorchParts,
-        more_fds: Mapping[str, int],
-        poller: Poller,
-    ) -> None:
-        del listen_fd, environ, poller
-        assert not more_fds
-        self.fd, self._other = os.pipe()
-        self.stderr_fd, self._stderr = os.pipe()
-        self.child = Child(NO_PID, -1)
-        self.torch_parts = torch_parts
-        self.sent: list[JsonObject] = []
-        self.said: list[JsonObject] = []
-
-    def send(self, message: JsonObject) -> None:
-        self.sent.append(message)
-
-    def receive(self) -> list[JsonObject] | None:
-        said, self.said = self.said, []
-        return said or None
-
-    def read_stderr(self) -> bytes | None:
-        return None
-
-    def last_line(self) -> str:
-        return ""
-
-    def say(self, **message: Any) -> None:
-        """Have the loop find a message."""
-        self.said.append(message)
-        os.write(self._other, b".")
-
-    def close(self) -> None:
-        for fd in (self.fd, self._other, self.stderr_fd, self._stderr):
-            os.close(fd)
 
 
 class Launch:
@@ -86,6 +38,7 @@ class Launch:
         self.events: list[Event] = []
         self.ready = 0
         self.answer: JsonObject = {}
+        self.refused: list[SaferunError] = []
         self.assigned: list[Assignment] = []
         self.torch: list[str] = []
         self.hangs: list[int] = []
@@ -102,6 +55,7 @@ class Launch:
                 attempt=lambda: self.attempt,
                 on_assigned=self.assigned.append,
                 on_prepared=self._on_prepared,
+                on_prepare_failed=self.refused.append,
                 on_preflight=self.preflight.append,
                 on_torch=self.torch.append,
                 on_stderr=lambda _: None,
@@ -351,9 +305,8 @@ def test_what_only_torch_can_tell_is_asked_before_the_ranks(*, is_usage: bool) -
     assert launch.link.sent[-1] == {"op": "event", "handler": "console", "source": "AGENT"}
     launch.job.prepare({})
     launch.hear(op="failed", what="no such handler", usage=is_usage)
-    (failed,) = launch.events
-    assert isinstance(failed, StartFailed)
-    assert (failed.what, failed.exit_code) == ("no such handler", 2 if is_usage else 1)
+    (refused,) = launch.refused
+    assert (refused.what, refused.exit_code) == ("no such handler", 2 if is_usage else 1)
     assert not launch.job.client.forwards_events
     launch.job.close()
     launch.poller.close()

@@ -27,7 +27,16 @@ from saferun.supervisor.actions import (
     Undiagnosed,
 )
 from saferun.supervisor.ending import Leave
-from saferun.supervisor.events import Diagnosed, Event, HostsJoined, JobAborted, JobDecided, JobLost, StartFailed
+from saferun.supervisor.events import (
+    DeadlineExpired,
+    Diagnosed,
+    Event,
+    HostsJoined,
+    JobAborted,
+    JobDecided,
+    JobLost,
+    StartFailed,
+)
 from saferun.supervisor.machine import State
 from tests.unit.samples import end_of
 
@@ -91,6 +100,42 @@ def test_a_start_that_fails_with_the_hosts_met_comes_before_what_other_hosts_rep
     assert failed.joined is not None
     assert failed.joined.placement == ASSIGNMENT.placement
     assert decided == DECIDED
+
+
+def test_torch_that_cannot_answer_is_a_start_that_fails_with_the_hosts_met() -> None:
+    """The other hosts count on the ranks of this one."""
+    context = Context(State.JOINING)
+    context.setup.on_prepare_failed(SaferunError("ValueError: there is no event handler 'x'", "look", 2))
+    (failed,) = context.posted
+    assert isinstance(failed, StartFailed)
+    assert failed.joined is not None
+    assert failed.joined.number == ASSIGNMENT.number
+
+
+def test_a_host_that_prepares_its_ranks_for_too_long_knows_what_the_hosts_had_agreed_on() -> None:
+    """Else it would end without a word to the others, whose ranks wait for its own. What they report comes after it."""
+    context = Context(State.JOINING)
+    context.attempt_end.post_from_job(ABORTED)
+    context.setup.post_expired(9.0)
+    expired, aborted = context.posted
+    assert isinstance(expired, DeadlineExpired)
+    assert expired.joined is not None
+    assert expired.joined.placement == ASSIGNMENT.placement
+    assert aborted == ABORTED
+    # Torch answers all the same, or the file system does.
+    context.setup.on_prepared({})
+    context.setup._post_held()
+    assert len(context.posted) == 2
+
+
+@pytest.mark.parametrize("state", [State.CHECKING, State.JOINING, State.PROBING, State.STARTING])
+def test_another_phase_that_lasts_too_long_is_the_supervisors_alone(state: State) -> None:
+    """Before the hosts have met there is nothing to give up, and later the supervisor knows of it."""
+    context = Context(state)
+    if state is State.JOINING:
+        context.current = HostAttempt(3)
+    context.setup.post_expired(9.0)
+    assert context.posted == [DeadlineExpired(9.0, 0)]
 
 
 def test_what_the_leader_has_decided_of_the_attempt_before_is_not_held() -> None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from saferun.launch import event_loop
+from saferun.launch.attempt_setup import AttemptSetup
 from saferun.launch.event_loop import EventLoop
 from saferun.launch.launch_context import HostAttempt, LaunchContext
 from saferun.linux.helper import PartBase
@@ -72,6 +73,8 @@ class Launch:
         self.watching: tuple[Any, ...] = ()
         self.ranks: Any = None
         self.wrapped: Any = None
+        self.setup = AttemptSetup.__new__(AttemptSetup)
+        self.setup.__dict__["_context"] = self
         self.log = self.poller = self.imports = self
         self._on_wait = on_wait
 

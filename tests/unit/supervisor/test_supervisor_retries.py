@@ -146,6 +146,18 @@ def test_a_host_that_cannot_start_once_the_hosts_have_met_says_so_to_all(leads: 
     assert only(Finish, actions).exit_code == 2
 
 
+def test_a_host_that_prepares_its_ranks_for_too_long_says_so_to_all() -> None:
+    """Else they would wait without end for ranks of which none has failed."""
+    supervisor = launched(retrying(), JobPolicy(spans_hosts=True))
+    supervisor.handle(ChecksPassed(0.0, 0))
+    joined = HostsJoined(0.0, 0, placement_of(1), 0, leads=False)
+    actions = supervisor.handle(DeadlineExpired(supervisor.deadline or 0.0, 0, joined))
+    hint = "see events.jsonl in the run directory for the last event"
+    said = only(BroadcastAbort, actions)
+    assert said == BroadcastAbort(0, "start", "the preparation of the ranks timed out", 0, hint)
+    assert not only(Diagnose, actions).alone
+
+
 def test_a_host_that_cannot_start_leaves_a_job_that_goes_on_without_it() -> None:
     """As one does that gets a signal: the others do not fail."""
     supervisor = launched(retrying(), JobPolicy(spans_hosts=True, least_hosts=1))
