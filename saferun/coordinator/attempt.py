@@ -31,6 +31,8 @@ _ACKS_S = 10.0
 _READ_S = 3.0
 _READ_AGAIN_S = 0.02
 _MOST_UNREAD_BYTES = 8 << 20
+# After these entries of the log tasks may end whose ranks have not ended well.
+_ENDS = frozenset({"abort", "decision", "request"})
 
 
 class CoordinatorAttempt:
@@ -69,6 +71,7 @@ class CoordinatorAttempt:
         self._gone: set[int] = set()
         self._done: set[int] = set()  # tasks whose ranks have all ended with exit code 0
         self._closed = False
+        self._is_ending = False  # a host, or a task of this one, has announced that; or the control store is lost
         self._cannot_work = False  # on the leader, for want of threads
         self._is_deaf = False  # on the leader: what hears the other hosts could not be opened
         self.is_followed = False  # by another attempt of the same hosts, as the job's log has it
@@ -180,6 +183,7 @@ class CoordinatorAttempt:
 
     def append(self, message: object, *, is_repeated: bool = False) -> None:
         """A task appends something to the job's log. ``is_repeated``: as in ``JobLog.append``."""
+        self._is_ending = self._is_ending or (isinstance(message, dict) and message.get("kind") in _ENDS)
         self.log.append(message, is_repeated=is_repeated)
 
     def set_state(self, task: int, state: object) -> None:
@@ -211,23 +215,26 @@ class CoordinatorAttempt:
         self._acked.add(task)
         self._check_acks()
 
-    def lose_task(self, task: int, *, is_leaving: bool = False) -> bool:
+    def lose_task(self, task: int, *, is_leaving: bool = False, joins_next: bool = False) -> bool:
         """A task has gone; nothing is expected of it any more. That it has may be found twice.
 
         Args:
             task: which.
             is_leaving: whether it has said goodbye.
+            joins_next: whether it had asked to join the next attempt, which then misses it instead.
 
         Returns:
             Whether there is nothing to report: the job can do without it, as its ranks have ended well or this host is
-            a spare, or it is known to have gone.
+            a spare, or it is known to have gone, or says goodbye as the attempt ends.
         """
         is_known = task in self._gone
         self._gone.add(task)
         self._check_acks()
-        if is_leaving or is_known:
+        is_needed = task not in self._done and not self.assignment.is_spare
+        is_over = self._is_ending or self._closed
+        if is_known or joins_next or (is_leaving and (is_over or not is_needed)):
             return True
-        if task not in self._done and not self.assignment.is_spare:
+        if is_needed:
             return False
         why = "this host is a spare" if self.assignment.is_spare else "its ranks have ended well"
         text = f"the saferun of task {task} of {self._own.name} is gone; {why}, so the job goes on"
@@ -254,6 +261,7 @@ class CoordinatorAttempt:
         if message["kind"] == "malformed":
             self._send_head("malformed", k=k, text=message.get("text", ""))
             return
+        self._is_ending = self._is_ending or message["kind"] in _ENDS
         self.is_followed = self.is_followed or _is_restart(message)
         # A request while ranks run is followed by a decision, which every host acknowledges.
         self._is_called_off = (self._is_called_off or message["kind"] == "request") and message["kind"] != "decision"
@@ -310,6 +318,7 @@ class CoordinatorAttempt:
             self._on_moved(self._channel.client.another())
 
     def _on_channel_lost(self, finding: SilenceReason, may_come_again: bool) -> None:  # noqa: FBT001 - by the channel
+        self._is_ending = True  # for this host; each task decides for itself what follows
         if not self._closed and not self.log.has("decision"):
             why = CUT if finding.why == REACHED else finding.why
             fields = {"why": why, "text": finding.message, "again": may_come_again}

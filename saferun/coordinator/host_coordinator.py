@@ -413,9 +413,11 @@ class HostCoordinator:
             return
         with self._lock:  # of two attempts it is missed in one
             attempt, is_leaving, rdzv = self._attempt, connection.is_leaving, self._rdzv
-            # The attempt of which it is lost is the one that the hosts meet for: to the previous one it says goodbye.
-            is_leaving |= rdzv is not None and not rdzv.is_over and task in rdzv.joins
-            is_needless = attempt.lose_task(task, is_leaving=is_leaving) if attempt is not None else is_leaving
+            # The attempt of which it is lost is the one that the hosts meet for, which misses it when it begins.
+            joins_next = rdzv is not None and not rdzv.is_over and task in rdzv.joins
+            is_needless = is_leaving or joins_next
+            if attempt is not None:
+                is_needless = attempt.lose_task(task, is_leaving=is_leaving, joins_next=joins_next)
         if not is_needless:
             self._tasks.send_all({"op": "task_lost", "task": task})
 

@@ -11,6 +11,7 @@ import pytest
 from saferun.coordinator.assignments import HostRecord, TaskRecord, assign
 from saferun.coordinator.attempt import CoordinatorAttempt
 from saferun.coordinator.host_coordinator import HostCoordinator
+from saferun.coordinator.liveness_probe import SilenceReason
 from saferun.coordinator.rendezvous_round import RendezvousResult, RendezvousRound
 from saferun.model import RANKS_DONE
 from tests.unit.coordinator.memory_store import MemoryStore
@@ -46,6 +47,9 @@ def test_a_leader_that_can_start_no_thread_ends_the_attempt_with_the_reason() ->
     attempt.open()
     text = "the coordinator of this host cannot work: can't start new thread"
     assert sent == [{"op": "store_lost", "attempt": 3, "why": "unknown", "text": text, "again": False}]
+
+
+ENDS = ("abort", "decision", "request")
 
 
 class Task:
@@ -157,6 +161,63 @@ def test_a_task_that_ends_while_ranks_run_is_lost_at_once(monkeypatch: pytest.Mo
     host.meet()
     host.lose(1)
     assert host.lines[0].heard == [("joined", 0), ("task_lost", 1)]
+
+
+def test_a_task_that_says_goodbye_while_the_ranks_of_others_run_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not start its ranks, say, and announced nothing: the others would wait for them without end."""
+    host = Host(monkeypatch)
+    host.join()
+    host.meet()
+    host.lose(1, is_leaving=True)
+    assert host.lines[0].heard == [("joined", 0), ("task_lost", 1)]
+
+
+@pytest.mark.parametrize("end", ["done", "announced", *ENDS, "store lost", "over"])
+def test_a_task_that_says_goodbye_is_not_missed_where_its_part_is_over(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Its ranks have ended well, or the attempt ends: how a task ends then is for the leader, or itself, to decide."""
+    host = Host(monkeypatch)
+    host.join()
+    host.meet()
+    attempt = host.coordinator._attempt
+    assert attempt is not None
+    match end:
+        case "done":
+            host.finish(1)
+        case "announced":
+            message = {"op": "append", "attempt": 0, "message": {"kind": "abort", "reason": "failure"}}
+            host.coordinator.handle(host.lines[1], message)  # type: ignore[arg-type]
+        case "store lost":
+            attempt._on_channel_lost(SilenceReason("gone", "node1 is gone"), may_come_again=False)
+        case "over":
+            attempt.close()
+        case _:
+            attempt._on_entry(0, {"kind": end, "host": 0})
+    host.lose(1, is_leaving=True)
+    assert "task_lost" not in [op for op, _ in host.lines[0].heard]
+
+
+@pytest.mark.parametrize("kind", ["preflight", "cause", "hang", "checkpoint", "notice"])
+def test_other_entries_of_the_jobs_log_let_no_task_go(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """The ranks are still needed after them."""
+    host = Host(monkeypatch)
+    host.join()
+    host.meet()
+    attempt = host.coordinator._attempt
+    assert attempt is not None
+    attempt._on_entry(0, {"kind": kind, "host": 0})
+    host.lose(1, is_leaving=True)
+    assert host.lines[0].heard[-1] == ("task_lost", 1)
+
+
+def test_a_task_of_a_spare_that_says_goodbye_costs_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before: no rank waits for it."""
+    host = Host(monkeypatch, spares=1)
+    host.join()
+    host.meet()
+    host.lose(1, is_leaving=True)
+    assert [op for op, _ in host.lines[0].heard] == ["joined"]
 
 
 def test_a_task_of_a_spare_that_ends_while_the_hosts_meet_costs_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
