@@ -101,7 +101,7 @@ class Job(JobSender, SharedStore):
         self._task = task.local_rank if task is not None else 0
         clock = LeaderClock(run_dir.write_event if channel.is_head else None)
         super().__init__(channel, callbacks.attempt, Roster(0, self._task, has_tasks=task is not None), clock)
-        self.client = channel.client
+        self.client = channel.torch
         self.is_head = channel.is_head
         self.peers: Mapping[int, Peer] = {}
         self.reports = RankReports(self, lambda: self.current.report)
@@ -449,7 +449,7 @@ class Job(JobSender, SharedStore):
             self._fail(what, hint)
             return
         is_neighbour = self.host == 0 and self.joined_attempt >= 0 and not self.is_head
-        if (self.leads and self.is_head) or (is_neighbour and self.client.is_open):
+        if (self.leads and self.is_head) or (is_neighbour and self._channel.client.is_open):
             class_name = "store_lost"  # this host's own coordinator served it
             self._channel.answer_end()
         self._after_loss = bool(class_name)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.cluster.end_answers import EndAnswers
 from saferun.cluster.job_values import JobCallbacks
+from saferun.cluster.torch_process import TorchProcess
 from saferun.config import LaunchConfig
 from saferun.errors import SaferunError, printable
 from saferun.linux.bare_socket import Socket, short_host_name
@@ -33,7 +34,7 @@ class JobChannel:
     """Messages to and from the coordinator of this host.
 
     The head of a host (its only process, or the one with local rank 0) has a coordinator of its own; the other tasks of
-    the host talk to that one over a Unix socket.
+    the host talk to that one over a Unix socket. What only torch knows each task asks a process of its own.
 
     Args:
         config: the launch.
@@ -79,6 +80,10 @@ class JobChannel:
         self._on_stderr = callbacks.on_stderr
         task = config.hosts.task
         self.is_head = task is None or task.local_rank == 0
+        self.torch = self.client  # what is asked for what only torch knows
+        self._torch_process: TorchProcess | None = None
+        if task is not None and not self.is_head and self.client.asks_torch:
+            self.torch = self._torch_process = TorchProcess(config, environ, poller, callbacks, task.local_rank)
         self._listeners: dict[str, Socket] = {}
         self._task_sockets: TaskSockets | None = None
         self._task_path = ""
@@ -214,6 +219,8 @@ class JobChannel:
     def open(self) -> None:
         """Make the channel, if there is none."""
         self._is_wanted = True
+        if self._torch_process is not None:
+            self._torch_process.open()
         if self._needs_name or self.client.is_open:
             return
         if self.is_head:
@@ -293,11 +300,13 @@ class JobChannel:
 
     @property
     def pids(self) -> set[int]:
-        """The coordinator, and the process that asks for the endpoint's name."""
-        return self.client.pids | (self._name.pids if self._name is not None else set())
+        """The coordinator, the process that asks for the endpoint's name, and that which has torch for another task."""
+        return self.client.pids | self.torch.pids | (self._name.pids if self._name is not None else set())
 
     def on_exit(self, pid: int, status: ExitStatus) -> bool:
         """A child has been reaped. Returns whether it was one of these."""
+        if self._torch_process is not None and self._torch_process.on_exit(pid, status):
+            return True
         return self.client.on_exit(pid, status) or (self._name is not None and self._name.on_exit(pid, status))
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -310,6 +319,8 @@ class JobChannel:
         if self._name is not None:
             self._name.close()
         self.client.close(_GOODBYE_S)
+        if self._torch_process is not None:
+            self._torch_process.close()
         self._stop_answering()
         for listener in self._listeners.values():
             listener.close()

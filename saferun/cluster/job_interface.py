@@ -28,7 +28,7 @@ class JobPort(Part, Protocol):
     """The rendezvous, the ranks' store, and the messages between hosts.
 
     Attributes:
-        client: of the coordinator: takes torchrun's events for torch's handlers.
+        client: of the process that has torch, the coordinator on most hosts: takes torchrun's events for its handlers.
         is_head: whether this process speaks for its host: it is the only one, or the one with local rank 0.
         host: this host's number; like what follows known when the hosts have met.
         leads: whether this process decides for the job.

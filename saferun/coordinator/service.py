@@ -4,15 +4,16 @@ The supervisor sends JSON lines, each with ``op``:
 
 * ``serve {attempt}``: serve the store of this attempt; answered by ``serving {attempt, torch}``.
 * ``drop``: end the store of the previous attempt, with all its keys and connections; answered by ``dropped``.
-* ``prepare {numa, nproc, logs, environs, handler, file_timer, run_id}``: numactl commands, log destinations, a timer;
-  answered by ``prepared`` or ``failed``.
+* ``prepare {numa, local_ranks, logs, environs, handler, file_timer, run_id}``: numactl commands, log destinations, a
+  timer; answered by ``prepared`` or ``failed``.
 * ``start_stage {attempt, world_size}``: how far the ranks have come, as their store shows it; answered by
   ``start_stage {attempt, stage, arrived, world_size}``, with an empty stage where that store is not served.
 * ``event {…}``: hand an event to torch's event handlers.
 * ``goodbye``: end.
 
 A job of several hosts (the supervisor passes more sockets then) has more messages, and more processes that send them:
-``host_coordinator.py``.
+``host_coordinator.py``. ``prepare`` and ``event`` come from the head only: other tasks have a process of their own for
+that (``cluster/torch_process.py``), which serves no store and has no other hosts.
 """
 
 from __future__ import annotations

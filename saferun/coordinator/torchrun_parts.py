@@ -20,9 +20,9 @@ def prepare(message: dict[str, Any]) -> dict[str, Any]:
             reply["logs"], reply["changes"] = log_destinations(message["logs"], message["environs"])
         usage = False
         if message["numa"]:
-            reply["numactl"] = [numactl_prefix(message["numa"], i) for i in range(message["nproc"])]
+            reply["numactl"] = [numactl_prefix(message["numa"], gpu) for gpu in _gpus(message["local_ranks"])]
         if message["file_timer"]:
-            reply["timer_file"] = start_file_timer(message["run_id"])
+            reply["timer_file"] = start_file_timer(message["run_id"], message["local_ranks"][0])
     except Exception as error:
         return {"op": "failed", "what": f"{type(error).__name__}: {error}", "usage": usage}
     return reply
@@ -37,8 +37,12 @@ def _check_event_handler(name: str) -> None:
         raise ValueError(f"there is no event handler {name!r}") from None
 
 
-def start_file_timer(run_id: str) -> str:
+def start_file_timer(run_id: str, first_local_rank: int) -> str:
     """Serve ``torch.distributed.elastic.timer`` for the ranks of an attempt (TORCHELASTIC_ENABLE_FILE_TIMER=1).
+
+    Args:
+        run_id: the job's.
+        first_local_rank: of the ranks: other processes of this host may serve the timers of others.
 
     Returns:
         The file, which the ranks find by TORCHELASTIC_TIMER_FILE.
@@ -47,6 +51,8 @@ def start_file_timer(run_id: str) -> str:
 
     stop_file_timer()
     path = os.environ.get("TORCHELASTIC_TIMER_FILE")
+    if path and first_local_rank:
+        path += f".{first_local_rank}"
     path = path or os.path.join(tempfile.gettempdir(), f"watchdog_timer_{uuid.uuid4()}")
     server = FileTimerServer(file_path=path, run_id=run_id, max_interval=0.1, daemon=True, log_event=None)
     server.start()
@@ -63,7 +69,20 @@ def stop_file_timer() -> None:
 _TIMERS: list[Any] = []
 
 
-def numactl_prefix(mode: str, local_rank: int) -> list[str]:
+def _gpus(local_ranks: list[int]) -> list[int]:
+    """The GPU of each rank: that of its local rank, as under torchrun.
+
+    A scheduler may have given each process of a host GPUs of its own, which count from 0.
+    """
+    if local_ranks[0] > 0:
+        import torch
+
+        if torch.cuda.device_count() == len(local_ranks):
+            return list(range(len(local_ranks)))
+    return local_ranks
+
+
+def numactl_prefix(mode: str, gpu: int) -> list[str]:
     """The command that binds a rank to the CPUs near its GPU.
 
     Raises:
@@ -72,7 +91,7 @@ def numactl_prefix(mode: str, local_rank: int) -> list[str]:
     from torch.numa.binding import AffinityMode, NumaOptions, _maybe_wrap_command_args_with_numa_binding
 
     options = NumaOptions(affinity_mode=AffinityMode(mode))
-    wrapped = _maybe_wrap_command_args_with_numa_binding(("rank",), gpu_index=local_rank, numa_options=options)
+    wrapped = _maybe_wrap_command_args_with_numa_binding(("rank",), gpu_index=gpu, numa_options=options)
     return list(wrapped[:-1])
 
 

@@ -148,9 +148,10 @@ class AttemptSetup:
             UsageError: the environment and the options contradict each other.
         """
         logs = self._config.logs
+        local_ranks = [rank_assignment.local_rank for rank_assignment in placement.ranks]
         preparation: JsonObject = {
             "numa": self._config.numa_binding,
-            "nproc": self._config.nproc_per_node,
+            "local_ranks": local_ranks,
             "run_id": self._config.rendezvous.run_id,
             "environs": [],
             "logs": None,
@@ -160,9 +161,10 @@ class AttemptSetup:
             preparation["logs"] = {
                 "name": logs.logs_specs,
                 "log_dir": logs.log_dir,
-                "redirects": logs.redirects,
-                "tee": logs.tee,
-                "local_ranks_filter": sorted(logs.local_ranks_filter),
+                # A plugin counts the ranks of this process from 0, whichever of the host's they are.
+                "redirects": [logs.redirects[local_rank] for local_rank in local_ranks],
+                "tee": [logs.tee[local_rank] for local_rank in local_ranks],
+                "local_ranks_filter": sorted(local_rank - local_ranks[0] for local_rank in logs.local_ranks_filter),
             }
         return preparation
 
