@@ -33,9 +33,9 @@ _LARGEST = 1 << 40
 # All hosts adopt the highest one.
 _MOST_ATTEMPTS = 1 << 20
 MOST_SUCCESSORS = 8
-# Fields that a saferun of another state does not write: hosts may differ by an update, and a host of a job that runs
-# when it is updated is started again.
-_NEWER = frozenset({"has_met", "has_begun"})
+# Fields that a saferun of another state does not write: hosts may differ by an update, and a host, or a coordinator, of
+# a job that runs when it is updated is started again.
+_NEWER = frozenset({"has_met", "has_begun", "successor_addr"})
 LONGEST_RECORD_BYTES = 1 << 20
 # What a host found out about itself, and how it can be probed; both are read by others than these.
 _LONGEST_INFO = 64 << 10

@@ -50,6 +50,7 @@ class _RestOfResumption(Value):
     shared: SharedSecret
     addresses: Addresses
     tasks: tuple[TaskRecord, ...]
+    successor_addr: Annotated[str, text_of(_LONGEST_TEXT)] = ""
 
 
 class Resumption(Value):
@@ -66,6 +67,7 @@ class Resumption(Value):
         script: what the ranks of the first host run, for people.
         shared: the secret that was agreed on, where none was named.
         record: this host's, as far as it is needed.
+        successor_addr: where the ranks find their store, if a spare has taken the place of the first host; else empty.
     """
 
     assignment: HostAssignment
@@ -78,6 +80,7 @@ class Resumption(Value):
     script: str
     shared: SharedSecret
     record: HostRecord
+    successor_addr: str = ""
 
 
 def encode_resumption(resumption: Resumption) -> str:
@@ -94,6 +97,7 @@ def encode_resumption(resumption: Resumption) -> str:
         shared=one.shared,
         addresses=one.record.addresses,
         tasks=one.record.tasks,
+        successor_addr=one.successor_addr,
     )
     return json.dumps({"assignment": encode_assignment(one.assignment), "rest": json.dumps(rest._asdict())})
 
@@ -119,4 +123,5 @@ def decode_resumption(content: str) -> Resumption | None:
         script=rest.script,
         shared=rest.shared,
         record=HostRecord(assignment.label, rest.tasks, rest.addresses),
+        successor_addr=rest.successor_addr,
     )

@@ -160,6 +160,7 @@ class StaticRendezvous:
             script=self._finder.script,
             shared=agreement.shared if agreement is not None else SharedSecret(),
             record=own,
+            successor_addr=self._finder.master_addr,
         )
 
     def resume(self, rdzv: RendezvousRound, found: Resumption) -> RendezvousResult:
@@ -169,8 +170,10 @@ class StaticRendezvous:
             StoreBrokenError: the control store cannot be reached, or is not this job's any more.
             CannotSealError: evidence cannot be encrypted.
         """
-        finder, self._round, self._leader = self._finder, found.round, found.assignment.leader_name
+        finder, self._round, self._last = self._finder, found.round, found.assignment
+        self._leader = found.assignment.leader_name
         finder.job, finder.port, finder.moves, finder.script = found.job, found.master_port, found.moves, found.script
+        finder.master_addr = found.successor_addr
         signer = finder.signer(rdzv, found.job)
         if isinstance(signer, SecretAgreement):
             signer.resume(found.shared)
@@ -180,8 +183,8 @@ class StaticRendezvous:
         if client.get(JOB_KEY, NO_CONTROL_S, forged=FORGED) != found.job.encode():
             raise StoreBrokenError("the store is not this job's any more")
         self._client = client
-        prefix = attempt_prefix(found.assignment.attempt)
-        return RendezvousResult(found.assignment, client, found.job, prefix, [], rdzv.master_addr, self._finder.port)
+        prefix, address = attempt_prefix(found.assignment.attempt), finder.master_addr or rdzv.master_addr
+        return RendezvousResult(found.assignment, client, found.job, prefix, [], address, finder.port)
 
     def move(self, client: StoreClient) -> None:
         """The control store is reached by this connection from now on."""

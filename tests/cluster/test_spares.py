@@ -254,6 +254,31 @@ def test_a_spare_takes_the_place_of_the_first_host(make_cluster: MakeCluster, tm
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("replaced", [1, 3])
+def test_a_coordinator_that_was_replaced_finds_the_spare_that_leads_or_leads(
+    make_cluster: MakeCluster, tmp_path: Path, replaced: int
+) -> None:
+    """The next coordinator of a host knows which spares there are, and that of the spare has its sockets."""
+    cluster = make_cluster(4)
+    job = start(cluster, tmp_path, "by_hand")
+    before = places(job)
+    job.until(lambda: job.saferun_said(WAITS), "the spare waits")
+    host = cluster.hosts[replaced]
+    (coordinator,) = filter(is_coordinator, host.pids(r"coordinator/__main__\.py"))
+    host.kill(coordinator)
+    resumed = rf"saferun: warning: the coordinator of node{replaced + 1} ended \(.*\); another one has taken its place"
+    job.until(lambda: job.saferun_said(resumed), "another one is there")
+    cluster.hosts[0].power_off()
+    after = places(job, attempt=1)
+    assert [after[rank][0] for rank in range(6)] == ["node4", "node4", "node2", "node2", "node3", "node3"]
+    assert [after[rank][1:4] for rank in range(6)] == [before[rank][1:4] for rank in range(6)]
+    assert {after[rank][4] for rank in range(6)} <= {*cluster.hosts[3].addresses}
+    assert len({after[rank][4] for rank in range(6)}) == 1
+    job.release("end")
+    assert job.finish()[1:] == [0, 0, 0], job.story("the job did not end well")
+
+
+@pytest.mark.slow
 def test_an_exception_of_a_rank_uses_no_spare(cluster: Cluster, tmp_path: Path) -> None:
     """It is the script's fault: --max-restarts decides, and the same hosts train again."""
     job = start(cluster, tmp_path, "srun", "--max-restarts", 1, program=f"{HEALTHY}\n{WRONG}{PLACES}")

@@ -217,6 +217,14 @@ class Fleet:
         host.stores.close()
         host.is_killed = host.is_gone = True
 
+    def replace_coordinator(self, number: int) -> None:
+        """The coordinator of a host is killed, and another one takes its place."""
+        host = self.hosts[number]
+        self.simulation.at(self.simulation.now, host.replace_coordinator, host)
+        self.run(5.0)
+        if host.coordinator._attempt is None:
+            raise LawError(f"no coordinator has taken the place of the one on {host.name}: {self.story()}")
+
     def freeze(self, number: int, seconds: float) -> None:
         """Nothing of a host runs for a while."""
         self.hosts[number].frozen_until = self.simulation.now + seconds

@@ -103,11 +103,10 @@ class _Channel:
     deadline: float | None = None
 
     def __init__(self, host: FleetHost) -> None:
-        self.client = self.torch = SimpleNamespace(asks_torch=False, is_preparing=False)
+        self.client = self.torch = SimpleNamespace(asks_torch=False, is_preparing=False, serves_timers=False)
         self.pids: set[int] = set()
         self._host = host
-        if host.number == 0:
-            self.port = RANKS_PORT
+        self.port = host.stores.ranks_port
 
     def send(self, message: JsonObject) -> None:
         self._host.inbox.put(json.dumps(message, default=_as_dict))
@@ -182,13 +181,14 @@ class FleetHost(Host):
         """Begin as ``saferun`` does."""
         fleet = self.fleet
         self.inbox = SimpleQueue(fleet.simulation)
-        self.stores = ServedStores(fleet.network, self, RANKS_PORT if self.number == 0 else 0, CONTROL_PORT)
+        self.config = _config(fleet, self.number)
+        may_lead = self.number == 0 or self.config.moves_leader
+        self.stores = ServedStores(fleet.network, self, RANKS_PORT if may_lead else 0, CONTROL_PORT)
         self.tasks: Any = _Tasks(self)
         self.coordinator = HostCoordinator(self.tasks, self.stores, -1)  # type: ignore[arg-type]
         fleet.simulation.spawn(self, self._coordinate)
-        self.config = _config(fleet, self.number)
         least = fleet.count - fleet.spares
-        job = JobPolicy(spans_hosts=True, others_s=OTHERS_S, least_hosts=least)
+        job = JobPolicy(spans_hosts=True, others_s=OTHERS_S, least_hosts=least, moves_leader=self.config.moves_leader)
         self.supervisor = Supervisor(AttemptPolicy(fleet.restarts, 0, wait=lambda _: 1.0), Limits(), HangPolicy(), job)
         poller: Any = self
         run_dir: Any = SimpleNamespace(
@@ -243,6 +243,16 @@ class FleetHost(Host):
                 self.coordinator.tick(simulation.now - ticked_at)
                 ticked_at = simulation.now
 
+    def replace_coordinator(self) -> None:
+        """Another coordinator takes the place of one that is killed, where none of the stores is served here."""
+        message = self.job._replace_coordinator("the coordinator was killed")
+        assert message is not None, "there is nothing that another one could go on from"
+        assert self.coordinator._attempt is not None
+        self.coordinator._attempt.close()  # nothing more comes from it
+        self.coordinator = HostCoordinator(self.tasks, self.stores, -1)  # type: ignore[arg-type]
+        self.log = []  # which the next one reads from the beginning
+        self.inbox.put(json.dumps(message, default=_as_dict))
+
     def _end_coordinator(self) -> None:
         self.stores.close()
         self.is_gone = True
@@ -289,6 +299,12 @@ class FleetHost(Host):
     def state(self) -> State:
         """Of the launch on this host."""
         return self.supervisor.state
+
+    @property
+    def master_addr(self) -> str:
+        """Where its ranks look for their store."""
+        placement = self.supervisor._launch.attempt.placement
+        return placement.master_addr if placement is not None else ""
 
     @property
     def is_over(self) -> bool:
