@@ -139,7 +139,7 @@ def _accept(text: bytes, client: StoreClient, prefix: str, own: HostRecord) -> H
             "the assignment by the leader cannot be read",
             "use the same version of saferun on all hosts",
         )
-    if signer is not None and signer.signs and not _is_for(text, own):
+    if signer is not None and signer.signs and not is_for(text, own):
         return None
     if isinstance(signer, SecretAgreement):
         with _publishing_failure(client, prefix):
@@ -219,7 +219,10 @@ def _publishing_failure(client: StoreClient, prefix: str) -> Iterator[None]:
         raise
 
 
-def _is_for(text: bytes, own: HostRecord) -> bool:
+def is_for(text: bytes, own: HostRecord) -> bool:
+    """Whether what the leader has answered is an assignment for the process of this record, of which it says so."""
+    if decode_assignment(text) is None:
+        return False
     return bool(own.born) and loads(text, longest=LONGEST_RECORD_BYTES).get("to") == own.born
 
 

@@ -24,7 +24,6 @@ from saferun.coordinator.assignments import (
     assign,
     decode_record,
     disagreement,
-    encode_assignment,
     missing_text,
 )
 from saferun.coordinator.dial import addresses_elsewhere
@@ -311,11 +310,9 @@ class RecordCollection:
             self._client.set(f"{prefix}heartbeat/{assignment.host}", "0")
             self._client.set(f"{prefix}state/{assignment.host}", "")
         for seat, assignment, record in zip(seats or self._seats, assignments[1:], records[1:], strict=True):
-            text = encode_assignment(assignment)
-            if self._client.signer is not None:
-                # Whoever gets it knows by this that it is no replay from another job.
-                fields = self._client.signer.fields if isinstance(self._client.signer, SecretAgreement) else {}
-                text = json.dumps({**assignment._asdict(), "to": record.born, **fields})
+            # Whoever gets it knows by this that it is no replay from another job, and not of another process.
+            fields = self._client.signer.fields if isinstance(self._client.signer, SecretAgreement) else {}
+            text = json.dumps({**assignment._asdict(), "to": record.born, **fields})
             self._client.set(f"{self._prefix}assignment/{seat}", text)
         if self._needed is not None:
             self._client.set(f"{self._prefix}handed_out", "")  # whoever has none is too late

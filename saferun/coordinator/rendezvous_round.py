@@ -162,6 +162,8 @@ class RendezvousRound:
             None  # publishes to the other hosts that this one goes, once that is possible
         )
         self.end: EndNote | None = None  # who has ended the job, where that is why this host goes
+        # The job, and the number of its rendezvous, to which this host has handed in its record; None: not yet.
+        self.handed_in: tuple[str, int] | None = None
         self._joins: dict[int, JoinRequest] = {}
         self._changed = threading.Condition()
         self._message = ""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from saferun.coordinator.assignment_wait import BegunWithout, MissedError, await_assignment
+from saferun.coordinator.assignment_wait import BegunWithout, MissedError, await_assignment, is_for
 from saferun.coordinator.control_finder import CONTROL_KEY, NO_CONTROL_S, ControlFinder
 from saferun.coordinator.control_search import JOB_KEY
 from saferun.coordinator.dial import shown
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 # How long the hosts may take to leave a store that is about to be replaced.
 _LEFT_S = 5.0
+# How long a leader of many may take to answer them all, and how long an answer that is there may take to be read.
+_ANSWER_S, _READ_S = 10.0, 2.0
 _LEADER = "the leader"
 # Of earlier rendezvous, what hosts have written is kept for those that are late.
 _KEPT_ROUNDS = 2
@@ -377,6 +379,7 @@ class StaticRendezvous:
         number = self._round = self._wait_for_round(self._client, rdzv)
         assignment = None
         while assignment is None:
+            rdzv.handed_in = self._finder.job, number
             try:
                 assignment = await_assignment(self._control, f"r{number}/", host, rdzv, own, self._begun_without(rdzv))
             except MissedError:
@@ -414,7 +417,7 @@ class StaticRendezvous:
         if wanted == 0:
             found = self._find_round(client, rdzv)
             wanted = int(found) if found is not None and found.isdigit() and len(found) <= 9 else 0  # noqa: PLR2004
-            if client.exists(f"r{wanted}/done"):
+            if client.exists(f"r{wanted}/done") and not self._is_answered(client, rdzv, wanted):
                 wanted, self._is_late = wanted + 1, True
         if self._is_late:
             self._wait_for_place(rdzv)
@@ -428,6 +431,16 @@ class StaticRendezvous:
                 self._wait_for_first(rdzv, wanted)
         rdzv.wait_for("the leader's answer")  # that it has yet to begin is not reported any more
         return wanted
+
+    def _is_answered(self, client: StoreClient, rdzv: RendezvousRound, number: int) -> bool:
+        """Whether the others have met with this host, which has lost the connection before it had its assignment."""
+        if rdzv.handed_in != (self._finder.job, number):
+            return False
+        prefix = f"r{number}/"
+        # Those that have one get it a moment after the hosts have met; in a job with spares, by the time of this key.
+        wait_s = _ANSWER_S if not client.check(f"{prefix}handed_out") else _READ_S
+        answer = client.get(f"{prefix}assignment/{rdzv.request.node_rank}", min(wait_s, max(_READ_S, rdzv.remaining_s)))
+        return answer is not None and is_for(answer, rdzv.wait_for_tasks())
 
     def _find_round(self, client: StoreClient, rdzv: RendezvousRound) -> bytes | None:
         """The number of the job's rendezvous, as the first host has published it."""

@@ -48,6 +48,7 @@ class Fleet:
         spares: how many of the hosts wait to take the place of one.
         unfit: hosts whose checks find that no rank can work there.
         is_patient: whether silent hosts may be waited for as long as --hang-timeout.
+        one_port: whether the job's own messages go through the ranks' store.
         network: as for ``Network``.
     """
 
@@ -64,6 +65,7 @@ class Fleet:
         spares: int = 0,
         unfit: Collection[int] = (),
         is_patient: bool = False,
+        one_port: bool = False,
         network: Mapping[str, float] | None = None,
     ) -> None:
         self.count = count
@@ -73,6 +75,7 @@ class Fleet:
         self.spares = spares
         self.unfit = unfit
         self.is_patient = is_patient
+        self.one_port = one_port
         self.start_timeout_s = start_timeout_s
         self.info_bytes = info_bytes
         self.simulation = Simulation(seed)

@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from saferun.supervisor.machine import State
 from tests.fleet.fleet import Fleet
+from tests.fleet.virtual_host import CONTROL_PORT, RANKS_PORT
+from tests.fleet.virtual_network import StoreServer
 
 _AT_ONCE_S = 5.0
 _LOST_S = 60.0
+
+
+def _when_written(monkeypatch: pytest.MonkeyPatch, key: str, happens: Callable[[StoreServer], object]) -> list[str]:
+    """What happens once, when a host has written a key. Returns where it is noted."""
+    write, seen = StoreServer.write, list[str]()
+
+    def write_and_do(server: StoreServer, written: str, value: bytes) -> None:
+        write(server, written, value)
+        if written.endswith(key) and not seen:
+            seen.append(written)
+            happens(server)
+
+    monkeypatch.setattr(StoreServer, "write", write_and_do)
+    return seen
+
+
+def _break_connections(number: int, server: StoreServer) -> None:
+    """Those of a host: what the server answers on them is lost."""
+    for client in list(server.clients):
+        if client.here.number == number:
+            client.break_off()
 
 
 def _end_well(fleet: Fleet) -> None:
@@ -55,4 +81,61 @@ def test_a_host_whose_coordinator_is_replaced_once_a_spare_leads_has_the_address
         fleet.await_running(_LOST_S, attempt=2)
         fleet.stopped_at = None
         assert {host.master_addr for host in fleet.hosts[1:]} == {fleet.hosts[3].address}, fleet.story()
+        _end_well(fleet)
+
+
+@pytest.mark.parametrize("one_port", [False, True])
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_host_that_stands_still_until_the_last_one_has_come_takes_part(
+    monkeypatch: pytest.MonkeyPatch, spares: int, *, one_port: bool
+) -> None:
+    """With one port the store in which it has handed in its record ends with the previous attempt."""
+    fleet = Fleet(5, spares=spares, restarts=1, is_patient=True, one_port=one_port)
+    seen = _when_written(monkeypatch, "r1/host/2", lambda _: fleet.freeze(2, 20.0))
+    with fleet.running():
+        fleet.await_running()
+        fleet.run(5.0)
+        fleet.fail(1)
+        fleet.run(0.3)
+        fleet.freeze(3, 10.0)
+        fleet.await_running(_LOST_S, attempt=1)
+        assert seen
+        assert all(set(host.running_since) == {0, 1} for host in fleet.hosts[: 5 - spares]), fleet.story()
+        fleet.stopped_at = None
+        _end_well(fleet)
+
+
+@pytest.mark.parametrize("key", ["r0/host/2", "r0/done", "r0/assignment/2", "r0/assignment/3"])
+@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("one_port", [False, True])
+def test_a_host_whose_connection_breaks_before_it_has_its_answer_takes_part(
+    monkeypatch: pytest.MonkeyPatch, key: str, restarts: int, *, one_port: bool
+) -> None:
+    """Its ranks have a place among those of the others, which wait for them."""
+    fleet = Fleet(4, restarts=restarts, is_patient=True, one_port=one_port)
+    seen = _when_written(monkeypatch, key, lambda server: _break_connections(2, server))
+    with fleet.running():
+        fleet.await_running(30.0)
+        assert seen
+        assert all(set(host.running_since) == {0} for host in fleet.hosts), fleet.story()
+        _end_well(fleet)
+
+
+@pytest.mark.parametrize("one_port", [False, True])
+def test_a_host_that_had_its_answer_waits_for_the_next_rendezvous(*, one_port: bool) -> None:
+    """Its connection breaks before the leader has begun that: the answer of the previous one is still there."""
+    fleet = Fleet(4, restarts=1, is_patient=True, one_port=one_port)
+    with fleet.running():
+        fleet.await_running()
+        fleet.run(5.0)
+        fleet.leader.checks_s = 5.0
+        fleet.fail(1)
+        fleet.run(3.0)
+        assert [host.state for host in fleet.hosts] == [State.CHECKING, *[State.JOINING] * 3], fleet.story()
+        server = fleet.network.listening[0, RANKS_PORT if one_port else CONTROL_PORT]
+        assert isinstance(server, StoreServer)
+        _break_connections(2, server)
+        fleet.await_running(_LOST_S, attempt=1)
+        fleet.stopped_at = None
+        assert all(set(host.running_since) == {0, 1} for host in fleet.hosts), fleet.story()
         _end_well(fleet)

@@ -171,6 +171,7 @@ class FleetHost(Host):
         self.is_killed = False  # its saferun and coordinator
         self.is_waiting = False  # as a spare
         self.pipe_s = _PIPE_S  # what a message of its coordinator takes to its supervisor
+        self.checks_s = _CHECKS_S
         self.cores_s = 0.0  # what it takes to read what dead ranks have left
         self._posted: list[Event] = []
         self._handling = False
@@ -337,7 +338,7 @@ class FleetHost(Host):
         now, attempt = self.fleet.simulation.now, self.supervisor.attempt
         match action:
             case actions.RunChecks():
-                self.later(_CHECKS_S * (1 + self.fleet.simulation.random.random()), ChecksPassed(now, attempt))
+                self.later(self.checks_s * (1 + self.fleet.simulation.random.random()), ChecksPassed(now, attempt))
             case actions.JoinHosts():
                 endpoint = encode_endpoint(ProbeEndpoint(41000, "ab" * 16, (("eth0", self.address),)))
                 info = host_info(self.fleet.info_bytes, unfit=self.number in self.fleet.unfit)
@@ -464,6 +465,8 @@ def _config(fleet: Fleet, number: int) -> LaunchConfig:
     # If it is given, silent hosts are not waited for any longer.
     host_timeout = Setting("30", "default" if fleet.is_patient else "flag")
     rendezvous = CONFIG.rendezvous._replace(master_addr="node0", ports=(RANKS_PORT,), port_source="given")
+    if fleet.one_port:
+        rendezvous = rendezvous._replace(control="same")
     return CONFIG._replace(
         hosts=hosts,
         rendezvous=rendezvous,

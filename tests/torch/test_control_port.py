@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,6 +68,28 @@ def test_one_port_is_enough_for_ranks_and_messages(*, asked_for: bool) -> None:
             talk(job, attempt)
         for host in job:
             assert not [message for message in host.read_all() if message["op"] in {"store_lost", "lost", "task_lost"}]
+
+
+def test_a_host_that_is_stopped_while_the_others_move_to_the_next_store_meets_them() -> None:
+    """It has handed in its record, so that it is counted in; the store in which it waits for its answer is gone."""
+    with job_behind_one_port() as (job, fields):
+        for rank, host in enumerate(job):
+            host.join(node_rank=rank, one_port=True, **fields)
+        for host in job:
+            host.expect("joined", attempt=0)
+        talk(job, 0)
+        again = {"attempt": 1, "restarts": 1, "one_port": True, **fields}
+        stopped = job[1]
+        job[0].join(node_rank=0, **again)
+        stopped.join(node_rank=1, **again, report_every_s=0.5)
+        while "node rank 2" not in stopped.expect("waiting")["text"]:
+            pass
+        os.kill(stopped.process.pid, signal.SIGSTOP)
+        job[2].join(node_rank=2, **again)
+        joined = [host.expect("joined", attempt=1) for host in (job[0], job[2])]
+        os.kill(stopped.process.pid, signal.SIGCONT)
+        assert [message["host"] for message in (*joined, stopped.expect("joined", attempt=1))] == [0, 2, 1]
+        talk(job, 1)
 
 
 def test_hosts_that_reach_the_control_port_move_along_with_one_that_does_not() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from saferun.cluster.join_messages import EndNote, JoinRequest
 from saferun.coordinator import assignment_wait, record_collection
-from saferun.coordinator.assignment_wait import BegunWithout, MissedError, await_assignment
-from saferun.coordinator.assignments import HostRecord, TaskRecord, encode_record
+from saferun.coordinator.assignment_wait import BegunWithout, MissedError, await_assignment, is_for
+from saferun.coordinator.assignments import HostRecord, TaskRecord, decode_assignment, encode_record
 from saferun.coordinator.failure_messages import failure_text, read_failure
 from saferun.coordinator.liveness_probe import SilenceReason
 from saferun.coordinator.record_collection import (
@@ -367,6 +367,17 @@ def test_a_host_that_comes_again_when_the_hosts_do_not_meet_learns_why(*, comes_
     come = (1, 2, 3) if comes_again else (1, 2)
     assert sorted(heard) == [(f"node{seat}", why) for seat in come]
     assert store.keys["r0/read"] == str(len(come)).encode()
+
+
+def test_each_assignment_says_for_which_process_it_is() -> None:
+    """Signed or not: by that a host knows its own one again that has lost the connection before it came."""
+    store = Store()
+    records = [OWN._replace(name=f"node{seat}", born=f"born{seat}") for seat in range(3)]
+    RecordCollection(Client(store), "r0/", 3).publish_assignments(records)  # type: ignore[arg-type]
+    for seat in (1, 2):
+        answer = store.keys[f"r0/assignment/{seat}"]
+        assert [is_for(answer, record) for record in records] == [record is records[seat] for record in records]
+        assert decode_assignment(answer) is not None
 
 
 def test_a_host_that_comes_when_all_have_their_assignments_hears_that_it_is_late() -> None:

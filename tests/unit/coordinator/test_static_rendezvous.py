@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -9,12 +10,16 @@ from typing import Any
 import pytest
 
 from saferun.cluster.join_messages import JoinRequest
+from saferun.cluster.secret import JobSecret
+from saferun.cluster.signed import Signer
 from saferun.coordinator import spare_rounds, static_rendezvous
-from saferun.coordinator.assignments import HostRecord, TaskRecord, assign, encode_record
+from saferun.coordinator.assignments import HostRecord, TaskRecord, assign, encode_assignment, encode_record
+from saferun.coordinator.failure_messages import failure_text
+from saferun.coordinator.record_collection import MOVED
 from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, RendezvousRound
 from saferun.coordinator.spare_rounds import SpareRounds, late_key
 from saferun.coordinator.static_rendezvous import StaticRendezvous
-from saferun.coordinator.store_client import StoreClient
+from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.text.typed_json import fit
 from tests.unit.coordinator.memory_store import MemoryStore
 
@@ -114,12 +119,13 @@ class Reached:
 
     port, script, master_addr, job = 29500, "", "", "job"
 
-    def __init__(self, memory: MemoryStore) -> None:
+    def __init__(self, memory: MemoryStore, signer: Signer | None = None) -> None:
         self._memory = memory
+        self._signer = signer
 
     def find(self, rdzv: RendezvousRound) -> StoreClient:
         rdzv.set_status("node0:29500 refuses connections from node1", is_fault=True)
-        return self._memory.client()
+        return self._memory.client(self._signer)
 
 
 def following(*keys: str, **fields: Any) -> tuple[RendezvousRound, threading.Thread, list[Exception]]:
@@ -211,3 +217,102 @@ def test_a_first_host_that_has_begun_is_not_waited_for_to_begin(
     thread.join(20.0)
     assert [type(error) for error in errors] == [CancelledError]
     assert statuses == ["waiting for the leader's answer"]
+
+
+OWN_BORN = joined().wait_for_tasks().born
+ANSWER = encode_assignment(assign([HostRecord(f"node{seat}", (TaskRecord(1, "", 7),)) for seat in range(3)])[1])
+
+
+def addressed(born: str) -> str:
+    """The answer to the process of that record."""
+    return json.dumps({**json.loads(ANSWER), "to": born})
+
+
+def handed_in(
+    monkeypatch: pytest.MonkeyPatch,
+    answer: str | None,
+    *,
+    secret: JobSecret | None = None,
+    forged: str = "",
+    **fields: Any,
+) -> list[str]:
+    """In which rendezvous a host takes part whose connection breaks while the leader answers so.
+
+    ``forged``: what another process writes there instead.
+    """
+    monkeypatch.setattr(static_rendezvous, "_ANSWER_S", 0.1)
+    monkeypatch.setattr(static_rendezvous, "_READ_S", 0.1)
+    memory, prefixes = MemoryStore(), list[str]()
+    signer = None if secret is None else Signer(secret, "job")
+    leader = memory.client(signer)
+    for key in ("round", "r0/open", "r1/open"):
+        leader.set(key, "0")
+    rdzv = joined(node_rank=1, name="node1", report_every_s=0.1, **fields)
+    rendezvous = StaticRendezvous(SimpleNamespace())  # type: ignore[arg-type]
+    rendezvous._finder = Reached(memory, signer)  # type: ignore[assignment]
+
+    def await_none(_client: object, prefix: str, *_: object) -> None:
+        prefixes.append(prefix)
+        if len(prefixes) > 1:
+            raise CancelledError
+        leader.set("r0/done", "")
+        if answer is not None:
+            leader.set("r0/assignment/1", answer)
+        if forged:
+            memory.write("r0/assignment/1", forged)
+        if rdzv.spares:
+            leader.set("r0/handed_out", "")
+        raise StoreBrokenError
+
+    monkeypatch.setattr(static_rendezvous, "await_assignment", await_none)
+    with pytest.raises(CancelledError):
+        rendezvous.meet(rdzv)
+    return prefixes
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+@pytest.mark.parametrize("secret", [None, JobSecret(bytes(32))], ids=["unsigned", "signed"])
+def test_a_host_that_was_answered_while_its_connection_was_broken_has_not_come_late(
+    monkeypatch: pytest.MonkeyPatch, secret: JobSecret | None, spares: int
+) -> None:
+    """The others wait for its ranks."""
+    assert handed_in(monkeypatch, addressed(OWN_BORN), secret=secret, spares=spares) == ["r0/", "r0/"]
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+@pytest.mark.parametrize(
+    "answer",
+    [None, addressed("another"), ANSWER, failure_text(JoinFailedError("node1 was left out", "")), MOVED],
+    ids=["none", "of another process", "of an older leader", "left out", "moved"],
+)
+def test_a_host_that_was_not_answered_has_come_late(
+    monkeypatch: pytest.MonkeyPatch, answer: str | None, spares: int
+) -> None:
+    """Another process of its node rank may have its place."""
+    assert handed_in(monkeypatch, answer, spares=spares) == ["r0/", "r1/"]
+
+
+def test_an_answer_that_is_not_signed_as_it_has_to_be_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever can reach the store can write it."""
+    secret = JobSecret(bytes(32))
+    assert handed_in(monkeypatch, None, secret=secret, forged=addressed(OWN_BORN)) == ["r0/", "r1/"]
+
+
+def test_a_host_of_a_later_meeting_takes_no_answer_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attempt of that is over."""
+    memory, prefixes = MemoryStore(), list[str]()
+    for key in ("round", "r0/open", "r0/done"):
+        memory.write(key, "0")
+    memory.write("r0/assignment/1", addressed(OWN_BORN))
+    memory.write("r1/open", "")
+    rendezvous = StaticRendezvous(SimpleNamespace())  # type: ignore[arg-type]
+    rendezvous._finder = Reached(memory)  # type: ignore[assignment]
+
+    def await_none(_client: object, prefix: str, *_: object) -> None:
+        prefixes.append(prefix)
+        raise CancelledError
+
+    monkeypatch.setattr(static_rendezvous, "await_assignment", await_none)
+    with pytest.raises(CancelledError):
+        rendezvous.meet(joined(node_rank=1, name="node1", report_every_s=0.1))
+    assert prefixes == ["r1/"]
