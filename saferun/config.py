@@ -374,6 +374,16 @@ class LaunchConfig(Value):
         is_most = 2 * hosts.most > hosts.started
         return hosts.spares > 0 and is_most and rendezvous.backend == "static" and rendezvous.control != "same"
 
+    @property
+    def meets_again(self) -> bool:
+        """Whether the hosts meet again where one is gone that torch's rendezvous had counted in, before ranks start.
+
+        The others may be enough. Else a host has to take its place. It is waited for if restarts are asked for; none
+        comes within a job of a batch system.
+        """
+        hosts, is_static = self.hosts, self.rendezvous.backend == "static"
+        return not is_static and (hosts.least != hosts.most or (self.max_restarts > 0 and not self.in_batch_job))
+
     def patience_after_s(self, restarts: int = 0, spares: Sequence[str] = (), *, leads: bool = True) -> float:
         """From when on a silent host is waited for as long as ``--hang-timeout``, although the ranks stand still.
 

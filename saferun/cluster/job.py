@@ -388,14 +388,16 @@ class Job(JobSender, SharedStore):
                 self._on_joined(message)
             case "join_failed" if self._joining:
                 self._joining = False
+                what, hint = str(message["what"]), str(message["hint"])
                 self.is_join_failure_reported = message.get("published") is True or (
                     # Printed already while the others were waited for; the second host prints it again, with its hint.
-                    self._wait_lines.has_printed(str(message["what"])) and self._config.hosts.node_rank != 1
+                    self._wait_lines.has_printed(what) and self._config.hosts.node_rank != 1
                 )
                 self.is_refusal_printed = message.get("published") is message.get("usage") is True
                 code = 2 if message.get("usage") is True else 0 if message.get("needless") is True else 1
                 is_incomplete = message.get("incomplete") is True  # older releases do not say so
-                self._fail(str(message["what"]), str(message["hint"]), code, is_incomplete=is_incomplete)
+                class_name = "host_lost" if message.get("gone") is True and self._config.meets_again else ""
+                self._fail(what, hint, code, is_incomplete=is_incomplete, class_name=class_name)
             case "job_ended" if self._joining:
                 self._joining = False
                 ended: EndNote = fit(EndNote, message)
@@ -417,7 +419,7 @@ class Job(JobSender, SharedStore):
         if self.is_head:
             self._print_line(f"saferun: warning: {display_text(str(what), LONGEST_MESSAGE)}")
 
-    def _fail(self, what: str, hint: str, exit_code: int = 1, *, is_incomplete: bool = False) -> None:
+    def _fail(self, what: str, hint: str, code: int = 1, *, is_incomplete: bool = False, class_name: str = "") -> None:
         hosts = self._config.hosts
         is_printed = hosts.shares_console and (self.is_refusal_printed or not hosts.prints_start_lines)
         if hosts.detected and not is_printed and short_host_name() not in what:
@@ -425,7 +427,7 @@ class Job(JobSender, SharedStore):
             self._print_line(f"saferun: {printable(f'this is {short_host_name()}, {here}, from {hosts.detected}')}")
         if hosts.detected and is_incomplete:
             hint += f"; {_ALONE}"
-        self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, exit_code))
+        self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, code, class_name=class_name))
 
     def _replace_coordinator(self, reason: str) -> JsonObject | None:
         """The message that starts a replacement coordinator; None: there is to be none."""

@@ -293,7 +293,7 @@ class _Farewell:
         In a job with spares another one takes its place, unless the job is to end.
         """
         client = self._another or self._client.another()
-        error = left_error(self._own.name, self._rdzv.end)
+        error = left_error(self._own.name, self._rdzv)
         if self._rdzv.spares and error.end is None:
             leave_alone(client, self._prefix, self._host, self._own.born, error)
         else:

@@ -11,7 +11,7 @@ from saferun.text.decoding import MALFORMED, display_text, loads
 from saferun.text.typed_json import fit
 
 LONGEST_MESSAGE = 4096
-_NAMED = ("incomplete", "needless", "again")  # what comes from outside need not be hashable
+_NAMED = ("incomplete", "needless", "again", "gone")  # what comes from outside need not be hashable
 
 
 def failure_text(error: JoinFailedError, *, is_again: bool = False) -> str:

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -44,7 +45,7 @@ from saferun.coordinator.rendezvous_round import JobEndedError, JoinFailedError,
 from saferun.coordinator.secrecy import SecretMismatch
 from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.served_stores import ServedStores
-from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 from saferun.coordinator.store_search import StoreSearch
 from saferun.coordinator.torch_handler import handler_conf, next_rendezvous, wait_as_torch_does
 from saferun.coordinator.torch_store import loopback_address, open_store
@@ -65,6 +66,7 @@ _EXCHANGE_PER_HOST_S = 0.25
 # How often hosts meet again because of newcomers that cannot take part, before the job ends.
 _MOST_AGAIN = 3
 _EXIT_S = _RUN_ID_S = 2.0
+_JOB_S = 10.0
 # torch looks at the state of a rendezvous every second, and a host is asked to read more than that now and then.
 _DEPARTURES_S = 3.0
 _BEFORE_THE_END_S = 2.0
@@ -139,8 +141,9 @@ class HandlerRendezvous:
             run_id = self._run_id(rdzv)
             return result._replace(run_id=run_id) if run_id else result
         except StoreBrokenError as error:
+            what = f"a store broke while the hosts of the job met: {error}"
             raise JoinFailedError(
-                f"a store broke while the hosts of the job met: {error}", "see the output of saferun on the other hosts"
+                what, "see the output of saferun on the other hosts", kind=rdzv.failure_kind
             ) from error
 
     def resumption(self, result: RendezvousResult, own: HostRecord) -> None:
@@ -369,6 +372,7 @@ class HandlerRendezvous:
         *,
         goes_on: bool,
     ) -> RendezvousResult:
+        rdzv.check()  # another rendezvous of this host may be under way by now, with stores of its own
         found, port = StoreClient(store, ("", 0)), self._stores.ranks_port
         ranks = self._stores.serve_ranks() if port else None
         job = os.urandom(8).hex()
@@ -431,6 +435,7 @@ class HandlerRendezvous:
             signer: signs the messages of the job; None: nothing does.
             one_port: whether it is a part of the ranks' store.
         """
+        rdzv.check()
         ranks, control_port = self._stores.ranks, self._stores.control_port
         if one_port and ranks is not None:
             client = StoreClient.connect(prefix_class(self._stores.store_class), ranks.address)
@@ -447,6 +452,7 @@ class HandlerRendezvous:
         return client
 
     def _follow(self, rdzv: RendezvousRound, own: HostRecord, store: Any, host: int) -> RendezvousResult:  # noqa: ANN401
+        rdzv.check()
         self._stores.drop_control()
         self._stores.drop_ranks()
         search, moved = LeaderSearch(self._stores.store_class, StoreClient(store, ("", 0)), own, host), False
@@ -457,9 +463,21 @@ class HandlerRendezvous:
             except MovedError:
                 moved = True
                 continue
+            except StoreBrokenError:
+                if not _is_served(client, leader.job):
+                    raise
+                time.sleep(_RECHECK_S)  # the connection alone has broken
+                continue
             return RendezvousResult(
                 assignment, client, leader.job, attempt_prefix(assignment.attempt), [], address, leader.ranks_port
             )
+
+
+def _is_served(client: StoreClient, job: str) -> bool:
+    """Whether the control store of a job is there, where a connection to it has broken."""
+    with suppress(StoreBrokenError):
+        return client.another().get(JOB_KEY, _JOB_S, forged=FORGED) == job.encode()
+    return False
 
 
 class _Answer:

@@ -38,6 +38,7 @@ class LeaderSearch:
         self._store = store
         self._own = own
         self._host = host
+        self._agreement: SecretAgreement | None = None  # of the job that was found last
 
     def find(self, rdzv: RendezvousRound, *, moved: bool) -> tuple[StoreClient, LeaderAddress, str]:
         """A connection to the leader's control store, who that is, and the address under which ranks find it.
@@ -56,16 +57,14 @@ class LeaderSearch:
         self, rdzv: RendezvousRound, searches: ExitStack, *, moved: bool
     ) -> tuple[StoreClient, LeaderAddress, str]:
         message = "the leader has not published its address yet"
-        agreement: SecretAgreement | None = None
         failing_since: float | None = None
         search: ControlSearch | None = None
         while True:
             rdzv.check()
             rdzv.set_status(message)
             if rdzv.remaining_s <= 0:
-                raise JoinFailedError(
-                    message, "see the output of saferun on the other hosts, and whether they can be reached"
-                )
+                hint = "see the output of saferun on the other hosts, and whether they can be reached"
+                raise JoinFailedError(message, hint, kind=rdzv.failure_kind)
             stored = self._store.find_stored(LEADER_KEY, _RECHECK_S)
             leader = read_address(stored)
             if leader is None or stored is None or (moved and not leader.one_port):
@@ -77,9 +76,9 @@ class LeaderSearch:
                     raise self._mismatched(rdzv, kind, leader)
                 time.sleep(_RECHECK_S)
                 continue
-            if agreement is None or agreement.job != leader.job:
-                agreement = rdzv.make_agreement(leader.job)
-            signer = rdzv.secrecy.signer(rdzv.run_id, leader.job) or agreement
+            if self._agreement is None or self._agreement.job != leader.job:
+                self._agreement = rdzv.make_agreement(leader.job)
+            signer = rdzv.secrecy.signer(rdzv.run_id, leader.job) or self._agreement
             if search is None or search.leader != leader:
                 searches.close()
                 search = self._search(leader, signer)

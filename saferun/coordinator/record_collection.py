@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from saferun.cluster.join_messages import EndNote
 from saferun.cluster.silence import GONE, UNREACHABLE
 from saferun.coordinator.assignments import (
     MOST_RANKS,
@@ -125,7 +124,7 @@ class RecordCollection:
             CancelledError: no task waits for it any more.
             StoreBrokenError: the store is gone.
         """
-        rdzv.on_leave = lambda: self.fail(left_error(own.name, rdzv.end), self._client.another())
+        rdzv.on_leave = lambda: self.fail(left_error(own.name, rdzv), self._client.another())
         try:
             while True:
                 self._wait_for_all(rdzv)
@@ -149,6 +148,8 @@ class RecordCollection:
                 self._send_again(error)
                 raise
             self.fail(error)
+            if error.kind == "gone":
+                self._answer_late(error)
             if error.is_published:
                 self.fail_for_late(rdzv)
             raise
@@ -328,6 +329,12 @@ class RecordCollection:
         for seat in self._seats:
             self._hand_out(self._client, seat, failure_text(error, is_again=seat not in refused))
 
+    def _answer_late(self, error: JoinFailedError) -> None:
+        """Publish to those who have yet to come that some host is gone: where this one meets again, its store stays."""
+        with suppress(StoreBrokenError):
+            for seat in self._seats:
+                self._hand_out(self._client, seat, failure_text(error))
+
     def fail(self, error: JoinFailedError, client: StoreClient | None = None) -> None:
         """Publish to those who have come that no host gets an assignment, and wait a moment until they have read it."""
         client = client or self._client
@@ -410,6 +417,7 @@ def missing_error(message: str, timeout_s: float, answer_s: float | None = None)
         return JoinFailedError(
             f"{count} came to the rendezvous and then did not answer for {answer_s:.0f} s{named}",
             "see whether saferun still runs there, and its output",
+            kind="gone",
         )
     return JoinFailedError(
         f"{count} did not come within {timeout_s:.0f} s{named}",
@@ -433,10 +441,10 @@ def forget_round(control: StoreClient, prefix: str, seats: int) -> None:
                 client.delete(f"{prefix}{kind}/{seat}")
 
 
-def left_error(name: str, end: EndNote | None) -> JoinFailedError:
-    """A host has left before the others had their assignments. ``end``: who has ended the job there, if that is why."""
+def left_error(name: str, rdzv: RendezvousRound) -> JoinFailedError:
+    """This host, of that name, leaves before the others have their assignments."""
     what, hint = f"{name} left while the hosts of the job met", f"see the output of saferun on {name}"
-    return JoinFailedError(what, hint, end=end)
+    return JoinFailedError(what, hint, kind=rdzv.failure_kind, end=rdzv.end)
 
 
 def _gone_of(records: Mapping[int, HostRecord], own: HostRecord) -> list[int]:

@@ -26,7 +26,7 @@ _FAULT_S = 2.0
 # A line that does not change is repeated at least so often.
 _LONGEST_REPORT_S = 3600.0
 
-JoinFailure = Literal["", "usage", "again", "incomplete", "needless"]
+JoinFailure = Literal["", "usage", "again", "incomplete", "needless", "gone"]
 
 
 class JoinFailedError(Exception):
@@ -38,6 +38,7 @@ class JoinFailedError(Exception):
     * ``again``: the same of a newcomer to a running job, which cannot take part; all others meet again without it.
     * ``incomplete``: the start timeout is over, and hosts, or processes of this one, are missing.
     * ``needless``: the job goes on, or has ended, without this host.
+    * ``gone``: torch's rendezvous was complete, and then a host left, or did not answer: the others can meet again.
     """
 
     def __init__(
@@ -247,6 +248,11 @@ class RendezvousRound:
         return self._give_up_at - time.monotonic()
 
     @property
+    def failure_kind(self) -> JoinFailure:
+        """Of an error because of a host that does not answer, or leaves."""
+        return "" if self.answer_s is None else "gone"
+
+    @property
     def connect_remaining_s(self) -> float:
         """The time left for the store to come at which hosts meet."""
         return self.began_at + (self.request.connect_s or self.timeout_s) - time.monotonic()
@@ -301,6 +307,7 @@ class RendezvousRound:
         return JoinFailedError(
             f"the hosts did not meet within {self._give_up_at - self.began_at:.0f} s: {self._message or 'no answer'}",
             "see the output of saferun on the other hosts, and whether they are alive",
+            kind=self.failure_kind,
         )
 
 

@@ -205,7 +205,7 @@ class StaticRendezvous:
         if self._client is None or self._leads or not seat:
             return
         client, prefix = self._client.another(), f"r{self._round + 1}/"
-        error = left_error(rdzv.name, rdzv.end)
+        error = left_error(rdzv.name, rdzv)
         if rdzv.spares and rdzv.end is None:
             withdraw_alone(client, prefix, seat, error)
         else:

@@ -6,6 +6,7 @@ import contextlib
 import re
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,56 @@ def test_an_elastic_job_takes_in_a_host_and_lets_one_go() -> None:
         first.join(**elastic, attempt=2)
         again = first.expect("joined")
         assert (again["attempt"], again["hosts"], again["leader"]) == (2, 1, True)
+
+
+@contextlib.contextmanager
+def counted_in(fields: dict[str, Any]) -> Iterator[threading.Event]:
+    """A host that torch's rendezvous counts in, and of which nothing follows. Set once the rendezvous is complete."""
+    from torch.distributed.elastic.rendezvous import RendezvousParameters, c10d_rendezvous_backend, dynamic_rendezvous
+
+    host, port = fields["address"]
+    # Its name is the last in order, so that it does not lead.
+    place = ("c10d", f"{host}:{port}", "job7", fields["least"], fields["most"], "~")
+    parameters = RendezvousParameters(*place, is_host="false", join_timeout=60, **fields["conf"])
+    backend, store = c10d_rendezvous_backend.create_backend(parameters)
+    handler = dynamic_rendezvous.create_handler(store, backend, parameters)
+    is_complete = threading.Event()
+
+    def meet() -> None:
+        handler.next_rendezvous()
+        is_complete.set()
+
+    thread = threading.Thread(target=meet)
+    thread.start()
+    try:
+        yield is_complete
+    finally:
+        thread.join(60.0)
+        handler._stop_heartbeats()
+
+
+@pytest.mark.slow
+def test_hosts_meet_again_without_one_that_leaves_when_torchs_rendezvous_is_complete() -> None:
+    """It has handed in its record, and a fourth host has yet to do so; torch misses that one after 15 s."""
+    with c10d_job("node1", "node2", "node3") as (job, fields):
+        fields |= {"least": 2, "most": 4, "elastic": True, "conf": {"last_call_timeout": 10}}
+        for number, host in enumerate(job):
+            host.join(**fields, local_addr=f"127.0.0.{number + 1}")
+        with counted_in(fields) as is_complete:
+            assert is_complete.wait(60.0)
+            for host in job:
+                while host.expect("waiting")["text"] != "waiting for 1 of 4 hosts: node rank 3":
+                    pass
+            job[2].send("leave")
+            job[2].send("goodbye")
+            job[2].wait_closed()
+            for host in job[:2]:
+                failed = host.expect("join_failed")
+                assert (failed["what"], failed["gone"]) == ("node3 left while the hosts of the job met", True)
+        for host in job[:2]:
+            host.join(**fields, attempt=1)
+        joined = [host.expect("joined") for host in job[:2]]
+        assert {(one["attempt"], one["hosts"], one["has_begun"]) for one in joined} == {(1, 2, False)}
 
 
 @pytest.mark.slow

@@ -489,6 +489,33 @@ def test_what_has_been_said_of_hosts_that_do_not_meet_is_known(
     assert listening.job.is_refusal_printed is (more.get("usage", False))
 
 
+@pytest.mark.parametrize(
+    ("backend", "least", "changes", "more", "class_name"),
+    [
+        ("c10d", 1, {"max_restarts": 0}, {"gone": True}, "host_lost"),
+        ("c10d", 1, {"in_batch_job": True}, {"gone": True}, "host_lost"),
+        ("c10d", 1, {}, {}, ""),
+        ("c10d", 1, {}, {"gone": "true"}, ""),
+        ("c10d", 2, {"max_restarts": 0}, {"gone": True}, ""),
+        ("c10d", 2, {"max_restarts": 1}, {"gone": True}, "host_lost"),
+        ("c10d", 2, {"max_restarts": 1, "in_batch_job": True}, {"gone": True}, ""),
+        ("static", 2, {"max_restarts": 1}, {"gone": True}, ""),
+    ],
+)
+def test_hosts_meet_again_without_one_that_is_gone_where_the_others_or_another_one_may_be_enough(
+    backend: str, least: int, changes: dict[str, Any], more: dict[str, Any], class_name: str
+) -> None:
+    """Else they would wait for it until the start timeout, and end then."""
+    listening = Listening(backend)
+    config = listening.job._config
+    listening.job._config = config._replace(hosts=config.hosts._replace(least=least), **changes)
+    listening.job.join(JoinHosts(0))
+    listening.hear(op="join_failed", what="node2 left while the hosts of the job met", hint="see there", **more)
+    (failed,) = listening.events
+    assert isinstance(failed, StartFailed)
+    assert (failed.class_name, failed.exit_code) == (class_name, 1)
+
+
 def test_who_waited_in_vain_for_hosts_that_a_scheduler_has_learns_how_to_be_alone() -> None:
     """``if [ $SLURM_NODEID = 0 ]; then saferun prepare.py``: torchrun would not have waited."""
     for detected, more, is_said in (

@@ -21,7 +21,7 @@ from saferun.coordinator.record_collection import (
     is_gone,
     missing_error,
 )
-from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, RendezvousRound
+from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, JoinFailure, RendezvousRound
 from saferun.coordinator.withdrawals import withdraw_alone
 from saferun.text.typed_json import fit
 from tests.unit.coordinator.fake_store import Client, Store
@@ -495,7 +495,7 @@ def test_all_hosts_learn_what_kind_of_failure_it_is(end: EndNote | None, *, is_u
     """Each prints its own hint: how to do without a scheduler's hosts where some are missing."""
     needless = JoinFailedError("what", "hint", kind="needless", end=end)
     of_usage = JoinFailedError("what", "hint", kind="usage" if is_usage else "", end=end)
-    for error in (of_usage, needless, missing_error("hosts: node2", 3.0)):
+    for error in (of_usage, needless, missing_error("hosts: node2", 3.0), missing_error("hosts: node2", 3.0, 180.0)):
         read = read_failure(failure_text(error).encode())
         assert read is not None
         assert (read.what, read.hint, read.kind, read.end) == (error.what, error.hint, error.kind, error.end)
@@ -528,3 +528,18 @@ def test_a_job_that_has_run_meets_again_where_a_newcomer_cannot_take_part(*, goe
     for seat in (1, 2):
         read = read_failure(store.keys.get(f"r0/assignment/{seat}"))
         assert (read is not None and read.is_again) is goes_on
+
+
+@pytest.mark.parametrize("kind", ["gone", ""])
+def test_a_host_that_comes_when_the_others_are_about_to_meet_again_hears_why(kind: JoinFailure) -> None:
+    """It would wait for three minutes, and they for it: the leader's store stays, and the leader does not."""
+    store = Store()
+    store.put("r0/host/2", encode_record(OWN._replace(name="node3")))
+    store.put("r0/read", "9")
+    store.put("r0/fail", failure_text(JoinFailedError("node3 left while the hosts of the job met", "", kind=kind)))
+    collection = RecordCollection(Client(store), "r0/", 3, can_probe=False)  # type: ignore[arg-type]
+    rdzv = RendezvousRound(fit(JoinRequest, {**MEETING, "timeout_s": 60}))
+    with pytest.raises(JoinFailedError, match="node3 left"):
+        collection.collect(rdzv, OWN._replace(name="node1"))
+    late = read_failure(store.keys.get("r0/assignment/1"))
+    assert (late is not None and late.kind == "gone") is (kind == "gone")

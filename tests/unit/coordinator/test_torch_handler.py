@@ -10,12 +10,14 @@ import pytest
 
 from saferun.cluster.join_messages import JoinRequest
 from saferun.coordinator import handler_rendezvous, rendezvous_round, torch_handler
+from saferun.coordinator.assignments import HostAssignment, assign
 from saferun.coordinator.handler_rendezvous import HandlerRendezvous
-from saferun.coordinator.record_collection import missing_error
-from saferun.coordinator.rendezvous_round import JoinFailedError, JoinFailure, RendezvousRound
-from saferun.coordinator.store_client import StoreClient
+from saferun.coordinator.record_collection import left_error, missing_error
+from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, JoinFailure, RendezvousRound
+from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.torch_handler import handler_conf
 from saferun.text.typed_json import fit
+from tests.unit.coordinator.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -252,3 +254,93 @@ def test_a_running_elastic_job_does_not_end_for_a_newcomer_that_was_started_wron
         rendezvous.meet(rdzv)
     goes_on = attempt > 0 and elastic
     assert meetings == [goes_on, goes_on, goes_on, False][:times]
+
+
+@pytest.mark.parametrize(("backend", "kind"), [("c10d", "gone"), ("etcd", "gone"), ("mine", "")])
+def test_hosts_of_which_one_is_gone_when_torchs_rendezvous_is_complete_can_meet_again(
+    monkeypatch: pytest.MonkeyPatch, rendezvous: HandlerRendezvous, backend: str, kind: JoinFailure
+) -> None:
+    """It has left, its store has, or it does not answer. Of another handler it is not known what follows."""
+    rdzv = RendezvousRound(fit(JoinRequest, {**JOIN, "backend": backend}))
+    rdzv.add(0, rdzv.request)
+    monkeypatch.setattr(rendezvous, "_handler", SimpleNamespace(next_rendezvous=lambda: (object(), 0, 2)))
+
+    def fail(*_: object, **__: object) -> None:
+        raise StoreBrokenError("connection reset")
+
+    monkeypatch.setattr(rendezvous, "_lead", fail)
+    with pytest.raises(JoinFailedError, match="a store broke") as raised:
+        rendezvous.meet(rdzv)
+    late = missing_error("1 of 2 hosts: node2", rdzv.timeout_s, rdzv.answer_s)
+    assert [raised.value.kind, left_error("node2", rdzv).kind] == [kind, kind]
+    assert late.kind == (kind or "incomplete")
+    before = RendezvousRound(fit(JoinRequest, JOIN))
+    assert not left_error("node2", before).kind, "it may come until the start timeout"
+
+
+def test_a_host_that_stood_still_while_the_others_met_can_meet_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once torch's rendezvous counts it in."""
+    now = 0.0
+    monkeypatch.setattr(rendezvous_round, "time", SimpleNamespace(monotonic=lambda: now))
+    counted_in, other = (RendezvousRound(fit(JoinRequest, JOIN)) for _ in range(2))
+    counted_in.limit(180.0)
+    now = 1000.0
+    errors = [rdzv.overdue() for rdzv in (counted_in, other)]
+    assert [error.kind for error in errors if error is not None] == ["gone", ""]
+
+
+class Leader:
+    """Finds the control store of the leader, whose connections break."""
+
+    def __init__(self, memory: MemoryStore) -> None:
+        self.found = 0
+        self._memory = memory
+
+    def find(self, _rdzv: object, *, moved: bool) -> tuple[StoreClient, Any, str]:
+        assert not moved
+        self.found += 1
+        return self._memory.client(), SimpleNamespace(job="job", ranks_port=29500), "node0"
+
+
+@pytest.mark.parametrize("job", ["job", "another", None])
+def test_a_connection_that_breaks_while_the_hosts_meet_is_made_again_where_the_leader_is_there(
+    monkeypatch: pytest.MonkeyPatch, rendezvous: HandlerRendezvous, job: str | None
+) -> None:
+    """The leader has this host's record, and the others wait for its ranks."""
+    rdzv = RendezvousRound(fit(JoinRequest, JOIN))
+    rdzv.add(0, rdzv.request)
+    memory, tries = MemoryStore(), list[str]()
+    leader = Leader(memory)
+    if job is not None:
+        memory.write("saferun/job", job)
+    assignment = assign([rdzv.wait_for_tasks()] * 2)[1]
+
+    def await_assignment(*_: object) -> HostAssignment:
+        tries.append("")
+        if len(tries) < 3:
+            raise StoreBrokenError("connection reset")
+        return assignment
+
+    monkeypatch.setattr(handler_rendezvous, "LeaderSearch", lambda *_: leader)
+    monkeypatch.setattr(handler_rendezvous, "await_assignment", await_assignment)
+    monkeypatch.setattr(handler_rendezvous, "_JOB_S", 0.1)
+    stores: Any = SimpleNamespace(store_class=object, drop_control=lambda: None, drop_ranks=lambda: None)
+    monkeypatch.setattr(rendezvous, "_stores", stores)
+    if job == "job":
+        assert rendezvous._follow(rdzv, rdzv.wait_for_tasks(), None, 1).assignment is assignment
+        assert leader.found == 3
+    else:
+        with pytest.raises(StoreBrokenError):
+            rendezvous._follow(rdzv, rdzv.wait_for_tasks(), None, 1)
+
+
+def test_a_rendezvous_that_is_over_touches_no_store(rendezvous: HandlerRendezvous) -> None:
+    """Another one may be under way, or its attempt: the thread of this one had stood still."""
+    rdzv = RendezvousRound(fit(JoinRequest, JOIN))
+    rdzv.add(0, rdzv.request)
+    own = rdzv.wait_for_tasks()
+    rdzv.is_over = True
+    with pytest.raises(CancelledError):
+        rendezvous._lead(rdzv, own, None, 2, None, goes_on=False)
+    with pytest.raises(CancelledError):
+        rendezvous._follow(rdzv, own, None, 1)

@@ -56,6 +56,29 @@ def test_a_port_that_is_in_use_is_tried_again() -> None:
     assert (supervisor.state, supervisor.deadline) == (State.BACKOFF, 3.0)
 
 
+@pytest.mark.parametrize("retries", [2, 0])
+@pytest.mark.parametrize("restarts", [1, 0])
+def test_hosts_that_can_meet_again_decide_so_each_for_itself(retries: int, restarts: int) -> None:
+    """As long as retries of the start, or restarts, are left: one was gone when torch's rendezvous was complete."""
+    policy = AttemptPolicy(restarts, retries, wait=lambda _: 1.0)
+    supervisor = launched(policy, JobPolicy(spans_hosts=True, outlives_leader=True))
+
+    def fail(number: int) -> list[Action]:
+        supervisor.handle(ChecksPassed(1.0, number))
+        assert supervisor.state is State.JOINING
+        supervisor.handle(StartFailed(1.0, number, "node2 left", "see there", 1, class_name="host_lost"))
+        return supervisor.handle(Diagnosed(1.0, number, DIAGNOSIS))
+
+    for number in range(retries + restarts):
+        decision = only(ReportFailure, fail(number)).decision
+        assert decision is not None
+        assert decision.message.startswith("starting again in 1.0 s (")
+        assert decision.message.endswith(": node2 left")
+        supervisor.handle(DeadlineExpired(2.0, number))
+    assert only(Finish, fail(retries + restarts)).exit_code == 1
+    assert supervisor.state is State.DONE
+
+
 def test_hosts_that_do_not_meet_in_time_are_named_as_the_reason() -> None:
     """Of several hosts; one alone only prepares its ranks then."""
     supervisor = launched(retrying(), JobPolicy(spans_hosts=True))
