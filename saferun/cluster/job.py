@@ -16,6 +16,7 @@ from saferun.cluster.job_sender import JobSender
 from saferun.cluster.job_values import AbortReason, Assignment, EvidenceChunk, JobCallbacks, LostHost
 from saferun.cluster.join_messages import EndNote, Joined, Peer, SecretSharing, TaskInfo
 from saferun.cluster.leader_clock import LeaderClock
+from saferun.cluster.meeting_failure import MeetingFailure, read_meeting_failure
 from saferun.cluster.messages import LONGEST_MESSAGE, Ignored
 from saferun.cluster.rank_reports import RankReports
 from saferun.cluster.rendezvous_messages import JoinedParts, assignment_from, chunk_limit, hosts_text, join_request
@@ -24,7 +25,7 @@ from saferun.cluster.shared_store import SharedStore
 from saferun.cluster.storeless_job import StorelessJob
 from saferun.cluster.wait_lines import WaitLines
 from saferun.config import LaunchConfig
-from saferun.errors import SaferunError, printable
+from saferun.errors import EXIT_USAGE, SaferunError, printable
 from saferun.files.run_dir import RunDirectory
 from saferun.linux.bare_socket import short_host_name
 from saferun.linux.poller import Poller
@@ -323,10 +324,7 @@ class Job(JobSender, SharedStore):
         )
         self.peers = self.roster.peers
         self.chunk_limit_bytes = chunk_limit(joined)
-        if self.host == 0:
-            addresses = [address for peer in list(self.peers.values())[1:] for address in peer.addresses]
-        else:
-            addresses = list(joined.leader_addresses)
+        addresses = self.roster.other_addresses() if self.host == 0 else list(joined.leader_addresses)
         has_neighbours = placement.local_world_size > len(placement.ranks)
         self.other_addresses = (*addresses, *((*self._own_addresses, "127.0.0.1", "::1") if has_neighbours else ()))
         return addresses
@@ -375,7 +373,7 @@ class Job(JobSender, SharedStore):
         except Exception as error:
             if joins:
                 what = f"the hosts' agreement cannot be read: {type(error).__name__}: {error}"
-                self._fail(what, "run the same version of saferun on all hosts")
+                self._fail(MeetingFailure(what, "run the same version of saferun on all hosts"))
                 return
             entry = message.get("message")
             self.ignored.add(entry.get("kind") if isinstance(entry, dict) else message.get("op"), error)
@@ -388,16 +386,13 @@ class Job(JobSender, SharedStore):
                 self._on_joined(message)
             case "join_failed" if self._joining:
                 self._joining = False
-                what, hint = str(message["what"]), str(message["hint"])
-                self.is_join_failure_reported = message.get("published") is True or (
+                failure = read_meeting_failure(message, self._config)
+                self.is_join_failure_reported = failure.is_published or (
                     # Printed already while the others were waited for; the second host prints it again, with its hint.
-                    self._wait_lines.has_printed(what) and self._config.hosts.node_rank != 1
+                    self._wait_lines.has_printed(failure.what) and self._config.hosts.node_rank != 1
                 )
-                self.is_refusal_printed = message.get("published") is message.get("usage") is True
-                code = 2 if message.get("usage") is True else 0 if message.get("needless") is True else 1
-                is_incomplete = message.get("incomplete") is True  # older releases do not say so
-                class_name = "host_lost" if message.get("gone") is True and self._config.meets_again else ""
-                self._fail(what, hint, code, is_incomplete=is_incomplete, class_name=class_name)
+                self.is_refusal_printed = failure.is_published and failure.exit_code == EXIT_USAGE
+                self._fail(failure)
             case "job_ended" if self._joining:
                 self._joining = False
                 ended: EndNote = fit(EndNote, message)
@@ -419,15 +414,16 @@ class Job(JobSender, SharedStore):
         if self.is_head:
             self._print_line(f"saferun: warning: {display_text(str(what), LONGEST_MESSAGE)}")
 
-    def _fail(self, what: str, hint: str, code: int = 1, *, is_incomplete: bool = False, class_name: str = "") -> None:
+    def _fail(self, failure: MeetingFailure) -> None:
+        what, hint, exit_code = failure.what, failure.hint, failure.exit_code
         hosts = self._config.hosts
         is_printed = hosts.shares_console and (self.is_refusal_printed or not hosts.prints_start_lines)
         if hosts.detected and not is_printed and short_host_name() not in what:
             here = "of unknown node rank" if hosts.node_rank is None else f"node rank {hosts.node_rank}"
             self._print_line(f"saferun: {printable(f'this is {short_host_name()}, {here}, from {hosts.detected}')}")
-        if hosts.detected and is_incomplete:
+        if hosts.detected and failure.is_incomplete:
             hint += f"; {_ALONE}"
-        self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, code, class_name=class_name))
+        self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, exit_code, class_name=failure.class_name))
 
     def _replace_coordinator(self, reason: str) -> JsonObject | None:
         """The message that starts a replacement coordinator; None: there is to be none."""
@@ -448,7 +444,7 @@ class Job(JobSender, SharedStore):
         self._callbacks.set_status(None, 0)
         if self._joining or self.client.is_preparing:
             self._joining = self.client.is_preparing = False
-            self._fail(what, hint)
+            self._fail(MeetingFailure(what, hint))
             return
         is_neighbour = self.host == 0 and self.joined_attempt >= 0 and not self.is_head
         if (self.leads and self.is_head) or (is_neighbour and self._channel.client.is_open):

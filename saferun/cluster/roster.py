@@ -52,6 +52,10 @@ class Roster:
         """The host of a saferun; None: there is no such saferun."""
         return self.peers[host] if task < self.tasks_of(host) else None
 
+    def other_addresses(self) -> list[str]:
+        """The addresses of all hosts with ranks but the first one."""
+        return [address for peer in list(self.peers.values())[1:] for address in peer.addresses]
+
     def others(self, hosts: Iterable[int] | None = None) -> set[tuple[int, int]]:
         """All other saferuns, by host and task, or only the first ones of these hosts."""
         found = (

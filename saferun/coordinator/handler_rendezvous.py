@@ -141,10 +141,8 @@ class HandlerRendezvous:
             run_id = self._run_id(rdzv)
             return result._replace(run_id=run_id) if run_id else result
         except StoreBrokenError as error:
-            what = f"a store broke while the hosts of the job met: {error}"
-            raise JoinFailedError(
-                what, "see the output of saferun on the other hosts", kind=rdzv.failure_kind
-            ) from error
+            what, hint = f"a store broke while the hosts met: {error}", "see the output of saferun on the other hosts"
+            raise JoinFailedError(what, hint, kind=rdzv.failure_kind) from error
 
     def resumption(self, result: RendezvousResult, own: HostRecord) -> None:
         """Torch's handler cannot be taken over by another process."""
@@ -252,10 +250,9 @@ class HandlerRendezvous:
 
     def _run_id(self, rdzv: RendezvousRound) -> str:
         """The job's id for the ranks by a handler that is not torch's own; empty: as the options say."""
-        handler = self._handler
         if rdzv.request.backend in _OF_TORCH:
             return ""
-        answer = self._ask(lambda: str(handler.get_run_id()))
+        answer = self._ask(lambda: str(self._handler.get_run_id()))
         return answer.value if answer.wait(_RUN_ID_S) and answer.error is None else ""
 
     def _next_rendezvous(self, rdzv: RendezvousRound) -> Any:  # noqa: ANN401
