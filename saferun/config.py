@@ -411,7 +411,8 @@ class LaunchConfig(Value):
         if may_restart or spares:
             return float("inf")
         is_elastic = self.hosts.least != self.hosts.most
-        may_end_before = is_elastic and self.retry.start_retries > 0 and self.watch.on_hang != "report"
+        has_no_end = self.watch.hang_timeout_s <= 0  # that wait
+        may_end_before = is_elastic and self.retry.start_retries > 0 and (has_no_end or self.watch.on_hang != "report")
         return self.retry.start_window_s if may_end_before else 0.0
 
     @property

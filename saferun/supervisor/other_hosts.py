@@ -92,7 +92,7 @@ def on_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
         # The ranks are only to be started again, unless the scheduler signals all hosts: by SIGTERM they would then die
         # without a checkpoint.
         launch.attempt.awaits_signal = True
-        launch.enter(State.CAPTURING, event.at + _SAME_SIGNAL_S)
+        launch.enter(State.CAPTURING, event.at + min(_SAME_SIGNAL_S, launch.limits.grace_s / 2))
         return []
     return stop_as_asked(launch, event.at, launch.signum_for_ranks, event.idle_s)
 

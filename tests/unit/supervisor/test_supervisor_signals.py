@@ -261,6 +261,17 @@ def test_ranks_that_are_only_started_again_get_sigterm() -> None:
     assert regroup == SignalRanks(0, (0, 1), TERM)
 
 
+@pytest.mark.parametrize(("grace_s", "wait_s"), [(30.0, 2.0), (2.0, 1.0), (0.0, 0.0)])
+def test_the_wait_for_the_signal_of_this_host_leaves_the_ranks_half_of_their_grace(
+    grace_s: float, wait_s: float
+) -> None:
+    """Under a scheduler it is a part of it."""
+    job, host = leaving(USR1)
+    host.supervisor._launch.limits = host.supervisor._launch.limits._replace(grace_s=grace_s)
+    host.supervisor.handle(host.inbox.popleft())
+    assert host.supervisor.deadline == job.now + wait_s
+
+
 def test_ranks_of_an_elastic_job_get_the_signal_that_all_hosts_get() -> None:
     """As in any other job: by SIGTERM they would die before they have saved a checkpoint."""
     job, host = leaving(USR1)
