@@ -321,7 +321,8 @@ class Finish(Value):
     """The launch is over. With ``reraise`` saferun ends by that signal instead of by an exit code.
 
     ``leaves``: the job goes on without this host. ``by``: who has ended the job by saferunctl, which asked this host if
-    it is ``ours``; ``at_once``: by SIGKILL. ``by_signal``: a signal has ended a job of several hosts.
+    it is ``ours``; ``at_once``: by SIGKILL. ``by_signal``: a signal has ended a job of several hosts, and all of them
+    know it.
     """
 
     exit_code: int

@@ -272,7 +272,8 @@ class LaunchState:
             at_once = self.stop_signum == signal.SIGKILL
             end = end._replace(by=self.stopped_by, at_once=at_once, ours=self.is_request_ours)
         ending = self.attempt.ending
-        is_signalled = self.stop_signum is not None or (isinstance(ending, Stopped) and not ending.by)
+        # Between attempts the others learn of a Ctrl-C by the end of the rendezvous alone.
+        is_signalled = self.stop_signum not in {None, signal.SIGINT} or (isinstance(ending, Stopped) and not ending.by)
         if self.job.spans_hosts and is_signalled and not self.stopped_by and not end.leaves:
             end = end._replace(by_signal=True)
         return [end]

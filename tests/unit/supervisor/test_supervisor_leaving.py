@@ -411,3 +411,19 @@ def test_a_leader_leaves_a_failed_job_to_the_others_only_if_they_wait_for_its_su
     job.settle()
     assert leader.finish == Finish(1, leaves=awaits_replacement_host, by_signal=not awaits_replacement_host)
     assert job.hosts[1].supervisor.attempt == int(awaits_replacement_host)
+
+
+@pytest.mark.parametrize("state", [State.BACKOFF, State.CHECKING])
+def test_ctrl_c_between_attempts_ends_the_rendezvous(state: State) -> None:
+    """The others learn by nothing else that this host does not come."""
+    job = started(handler=True, max_restarts=3)
+    host = job.hosts[1]
+    host.exit(FAILED)
+    while host.state is not state:
+        for each in job.hosts:
+            each.take()
+        if host.state is State.BACKOFF and state is State.CHECKING:
+            host.expire()
+    host.signal(signal.SIGINT)
+    assert host.finish is not None
+    assert (host.finish.leaves, host.finish.by_signal) == (False, False)
