@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import ctypes
 import errno
+import gc
 import os
 import resource
 import select
@@ -208,6 +209,7 @@ def test_a_fork_that_the_system_refuses_is_an_error_and_not_a_child_that_is_late
     def refuse(_work: Callable[[], None]) -> int:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
+    gc.collect()  # what earlier tests have left open is not closed in between
     before = os.listdir("/proc/self/fd")
     monkeypatch.setattr(child_output, "fork", refuse)
     with pytest.raises(BlockingIOError):

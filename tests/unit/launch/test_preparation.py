@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from saferun.launch.attempt_setup import AttemptSetup
@@ -20,7 +22,7 @@ def test_torch_is_asked_for_the_local_ranks_of_this_process(
     """A plugin for logs counts them from 0; an option names the ranks of the host."""
     setup = AttemptSetup.__new__(AttemptSetup)
     logs = logs_of(redirects=(1, 2), tee=(3, 0), shown=frozenset({1, 7}))._replace(logs_specs="mine")
-    setup.__dict__["_config"] = CONFIG._replace(logs=logs)
+    setup.__dict__.update(_config=CONFIG._replace(logs=logs), _context=SimpleNamespace(environ={}))
     ranks = tuple(RankAssignment(local_rank, local_rank, local_rank) for local_rank in local_ranks)
     preparation = setup._preparation(Placement(0, 1, 2, 2, ranks, "node0", 29500, "job7", local_world_size=2))
     asked = preparation["logs"]
