@@ -119,7 +119,7 @@ class StaticRendezvous:
         if self._is_late and rdzv.spares:
             what = f"the job has ended without {rdzv.name}, which came late"
             raise JoinFailedError(what, LATE_HINT, kind="needless")
-        self._client = None
+        broken, self._client = self._client, None
         self._round, self._is_late = -1, False
         rdzv.check()
         if rdzv.remaining_s <= 0:
@@ -128,7 +128,9 @@ class StaticRendezvous:
             hint = is_started_hint(rdzv.request.master.source, rdzv.master_addr, self._finder.port)
             raise JoinFailedError(what, hint)
         if self._finder.master_addr and self._last is not None:
-            self._succeed(rdzv, self._last)
+            self._client = self._another(broken) if broken is not None else None  # the spare that leads may be there
+            if self._client is None:
+                self._succeed(rdzv, self._last)
 
     def _succeed(self, rdzv: RendezvousRound, last: HostAssignment) -> None:
         """The first host does not come again: one of the spares leads from now on, this one or another.
@@ -400,16 +402,19 @@ class StaticRendezvous:
         Where none can be made, the old one shows whether the store is gone: a closed connection is an error at once. So
         it does where a leader that was started again serves another job's store at the same port.
         """
-        try:
-            another = client.another()
-        except StoreBrokenError:
-            return client
-        is_ours = False
+        another = self._another(client)
+        if another is not None:
+            client.end()
+        return another or client
+
+    def _another(self, client: StoreClient) -> StoreClient | None:
+        """Another connection to the same store; None: there is none any more, or it is another job's."""
         with suppress(StoreBrokenError):
-            is_ours = another.get(JOB_KEY, NO_CONTROL_S, forged=FORGED) == self._finder.job.encode()
-        kept, left = (another, client) if is_ours else (client, another)
-        left.end()
-        return kept
+            another = client.another()
+            if another.get(JOB_KEY, NO_CONTROL_S, forged=FORGED) == self._finder.job.encode():
+                return another
+            another.end()
+        return None
 
     def _wait_for_round(self, client: StoreClient, rdzv: RendezvousRound) -> int:
         """The number of the rendezvous that this host can take part in."""

@@ -139,3 +139,47 @@ def test_a_host_that_had_its_answer_waits_for_the_next_rendezvous(*, one_port: b
         fleet.stopped_at = None
         assert all(set(host.running_since) == {0, 1} for host in fleet.hosts), fleet.story()
         _end_well(fleet)
+
+
+@pytest.mark.parametrize(
+    ("spares", "number"), [(1, 1), *(pytest.param(2, number, marks=pytest.mark.slow) for number in (1, 4))]
+)
+def test_a_host_whose_connection_breaks_where_a_spare_leads_stays_with_that(spares: int, number: int) -> None:
+    """While they meet again. It may be a spare itself: one that led instead would have no hosts."""
+    fleet = Fleet(3 + spares, spares=spares, restarts=1, is_patient=True)
+    with fleet.running():
+        fleet.await_running()
+        fleet.run(5.0)
+        fleet.power_off(0)
+        fleet.await_running(_LOST_S, attempt=1)
+        fleet.stopped_at = None
+        fleet.run(5.0)
+        leader = fleet.hosts[3]
+        assert leader.job.leads
+        leader.checks_s = 5.0
+        fleet.fail(2)
+        fleet.run(3.0)
+        assert fleet.hosts[number].state is State.JOINING or fleet.hosts[number].is_waiting
+        server = fleet.network.listening[3, CONTROL_PORT]
+        assert isinstance(server, StoreServer)
+        _break_connections(number, server)
+        fleet.await_running(_LOST_S, attempt=2)
+        fleet.stopped_at = None
+        assert all(2 in host.running_since for host in fleet.hosts[1:4]), fleet.story()
+        assert {host.master_addr for host in fleet.hosts[1:]} == {leader.address}
+        _end_well(fleet)
+
+
+def test_where_the_spare_that_leads_is_lost_as_well_the_next_one_leads() -> None:
+    """Its connections break; that it is gone is found out first."""
+    fleet = Fleet(5, spares=2, restarts=1)
+    with fleet.running():
+        fleet.await_running()
+        fleet.run(5.0)
+        for lost, attempt in ((0, 1), (3, 2)):
+            fleet.power_off(lost)
+            fleet.await_running(_LOST_S, attempt=attempt)
+            fleet.stopped_at = None
+            fleet.run(5.0)
+        assert {host.master_addr for host in (fleet.hosts[number] for number in (1, 2, 4))} == {fleet.hosts[4].address}
+        _end_well(fleet)
