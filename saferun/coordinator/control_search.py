@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from saferun.coordinator.prefix_store import prefix_class
-from saferun.coordinator.store_client import FORGED, StoreClient
+from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 from saferun.coordinator.store_search import StoreSearch
 
 if TYPE_CHECKING:
@@ -86,3 +87,15 @@ class ControlSearch:
         """Give up."""
         for search in self._searches:
             search.end()
+
+
+def connect_again(client: StoreClient, job: str) -> StoreClient | None:
+    """Another connection to the control store of a job; None: it is not there any more, or serves another job."""
+    another: StoreClient | None = None
+    with suppress(StoreBrokenError):
+        another = client.another()
+        if another.get(JOB_KEY, _JOB_TIMEOUT_S, forged=FORGED) == job.encode():
+            return another
+    if another is not None:
+        another.end()
+    return None

@@ -13,7 +13,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,7 @@ from saferun.cluster.signed import Signer
 from saferun.coordinator.arrivals import Arrivals, Waiting, waiting_text
 from saferun.coordinator.assignment_wait import await_assignment
 from saferun.coordinator.assignments import HostRecord
-from saferun.coordinator.control_search import JOB_KEY
+from saferun.coordinator.control_search import JOB_KEY, connect_again
 from saferun.coordinator.leader_address import (
     ASK_KEY,
     LeaderAddress,
@@ -45,7 +44,7 @@ from saferun.coordinator.rendezvous_round import JobEndedError, JoinFailedError,
 from saferun.coordinator.secrecy import SecretMismatch
 from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.served_stores import ServedStores
-from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
+from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.store_search import StoreSearch
 from saferun.coordinator.torch_handler import handler_conf, next_rendezvous, wait_as_torch_does
 from saferun.coordinator.torch_store import loopback_address, open_store
@@ -66,7 +65,6 @@ _EXCHANGE_PER_HOST_S = 0.25
 # How often hosts meet again because of newcomers that cannot take part, before the job ends.
 _MOST_AGAIN = 3
 _EXIT_S = _RUN_ID_S = 2.0
-_JOB_S = 10.0
 # torch looks at the state of a rendezvous every second, and a host is asked to read more than that now and then.
 _DEPARTURES_S = 3.0
 _BEFORE_THE_END_S = 2.0
@@ -461,20 +459,13 @@ class HandlerRendezvous:
                 moved = True
                 continue
             except StoreBrokenError:
-                if not _is_served(client, leader.job):
+                if connect_again(client, leader.job) is None:
                     raise
                 time.sleep(_RECHECK_S)  # the connection alone has broken
                 continue
             return RendezvousResult(
                 assignment, client, leader.job, attempt_prefix(assignment.attempt), [], address, leader.ranks_port
             )
-
-
-def _is_served(client: StoreClient, job: str) -> bool:
-    """Whether the control store of a job is there, where a connection to it has broken."""
-    with suppress(StoreBrokenError):
-        return client.another().get(JOB_KEY, _JOB_S, forged=FORGED) == job.encode()
-    return False
 
 
 class _Answer:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from saferun.coordinator.assignment_wait import BegunWithout, MissedError, await_assignment, is_for
 from saferun.coordinator.control_finder import CONTROL_KEY, NO_CONTROL_S, ControlFinder
-from saferun.coordinator.control_search import JOB_KEY
+from saferun.coordinator.control_search import JOB_KEY, connect_again
 from saferun.coordinator.dial import shown
 from saferun.coordinator.failure_messages import publish_failure
 from saferun.coordinator.leader_address import (
@@ -128,7 +128,8 @@ class StaticRendezvous:
             hint = is_started_hint(rdzv.request.master.source, rdzv.master_addr, self._finder.port)
             raise JoinFailedError(what, hint)
         if self._finder.master_addr and self._last is not None:
-            self._client = self._another(broken) if broken is not None else None  # the spare that leads may be there
+            if broken is not None:
+                self._client = connect_again(broken, self._finder.job)  # the spare that leads may be there
             if self._client is None:
                 self._succeed(rdzv, self._last)
 
@@ -402,19 +403,10 @@ class StaticRendezvous:
         Where none can be made, the old one shows whether the store is gone: a closed connection is an error at once. So
         it does where a leader that was started again serves another job's store at the same port.
         """
-        another = self._another(client)
+        another = connect_again(client, self._finder.job)
         if another is not None:
             client.end()
         return another or client
-
-    def _another(self, client: StoreClient) -> StoreClient | None:
-        """Another connection to the same store; None: there is none any more, or it is another job's."""
-        with suppress(StoreBrokenError):
-            another = client.another()
-            if another.get(JOB_KEY, NO_CONTROL_S, forged=FORGED) == self._finder.job.encode():
-                return another
-            another.end()
-        return None
 
     def _wait_for_round(self, client: StoreClient, rdzv: RendezvousRound) -> int:
         """The number of the rendezvous that this host can take part in."""

@@ -10,7 +10,7 @@ from saferun.config import DEFAULT_PREFIX, DEFAULT_SHUTDOWN_TIMEOUT_S, KEEP_NO_F
 from saferun.env.profiles import Resolution
 from saferun.env.profiles.profile_text import change_lines
 from saferun.errors import printable
-from saferun.launch.run_path_command import rank_argv
+from saferun.launch.rank_argv import rank_argv
 from saferun.model import Placement, RankAssignment
 from saferun.supervisor.topology import rank_environ, single_host
 from saferun.text.redaction import REDACTED, redacted_arguments, redacted_text

@@ -11,8 +11,8 @@ from saferun.console.rank_stream import RankStream
 from saferun.errors import SaferunError, suppress
 from saferun.launch.failed_rank_files import LeftFiles
 from saferun.launch.rank import AttemptPlan, Rank
+from saferun.launch.rank_argv import rank_argv
 from saferun.launch.rank_streams import RankStreams
-from saferun.launch.run_path_command import rank_argv
 from saferun.launch.stdin_terminals import open_stdin, with_columns
 from saferun.linux.children import (
     Child,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from saferun.cluster.join_messages import EndNote
-from saferun.coordinator import arrivals, handler_rendezvous, static_rendezvous
+from saferun.coordinator import arrivals, control_search, handler_rendezvous
 from saferun.coordinator.arrivals import Arrivals, Waiting
 from saferun.coordinator.control_search import JOB_KEY
 from saferun.coordinator.handler_rendezvous import HandlerRendezvous
@@ -46,7 +46,7 @@ def test_a_connection_that_was_idle_is_kept_only_where_no_other_can_be_made_to_t
             raise StoreBrokenError("node1:29501 does not answer")
         return made
 
-    monkeypatch.setattr(static_rendezvous, "NO_CONTROL_S", 0.05)
+    monkeypatch.setattr(control_search, "_JOB_TIMEOUT_S", 0.05)
     monkeypatch.setattr(StoreClient, "another", another)
     idle = StoreClient(object(), ("node1", 29501))
     renewed = rendezvous._renewed(idle)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from saferun.cluster.join_messages import JoinRequest
-from saferun.coordinator import handler_rendezvous, rendezvous_round, torch_handler
+from saferun.coordinator import control_search, handler_rendezvous, rendezvous_round, torch_handler
 from saferun.coordinator.assignments import HostAssignment, assign
 from saferun.coordinator.handler_rendezvous import HandlerRendezvous
 from saferun.coordinator.record_collection import left_error, missing_error
@@ -323,7 +323,7 @@ def test_a_connection_that_breaks_while_the_hosts_meet_is_made_again_where_the_l
 
     monkeypatch.setattr(handler_rendezvous, "LeaderSearch", lambda *_: leader)
     monkeypatch.setattr(handler_rendezvous, "await_assignment", await_assignment)
-    monkeypatch.setattr(handler_rendezvous, "_JOB_S", 0.1)
+    monkeypatch.setattr(control_search, "_JOB_TIMEOUT_S", 0.1)
     stores: Any = SimpleNamespace(store_class=object, drop_control=lambda: None, drop_ranks=lambda: None)
     monkeypatch.setattr(rendezvous, "_stores", stores)
     if job == "job":

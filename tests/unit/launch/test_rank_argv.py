@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from saferun.launch.run_path_command import run_path_command
+from saferun.launch.rank_argv import run_path_command
 
 
 def options(monkeypatch: pytest.MonkeyPatch, *version: int, **given: str | bool) -> list[str]:
