@@ -14,6 +14,9 @@ SEVERITY: dict[str, int] = {"ok": 0, "skipped": 1, "warn": 2, "fail": 3}
 UNUSABLE = "unusable"
 """The name of a fact about something that the ranks need and cannot use; its value says what."""
 
+HELD_BY_OLD_RANK = "held by an old rank"
+"""The name of the fact that a process of the previous attempt still holds what the ranks need."""
+
 
 class CheckResult(Value):
     """What one check found.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from saferun.env.profiles.version_ranges import numbers_of
@@ -21,7 +21,7 @@ from saferun.preflight.checks.common import GIB, MIB
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.gpu_fabric import fabric_faults
 from saferun.preflight.checks.versions import read_versions
-from saferun.preflight.results import UNUSABLE, CheckResult
+from saferun.preflight.results import HELD_BY_OLD_RANK, UNUSABLE, CheckResult
 from saferun.text.wording import count_text, size_text
 
 # Without persistence mode the driver initialises every GPU again for whoever asks first: a second or two for each, and
@@ -129,6 +129,7 @@ def _judge(context: CheckContext, vendor: str, content: JsonObject) -> CheckResu
         ("visible", "unknown" if visible is None else str(len(visible))),
         *((name, str(content[name])) for name in ("driver", "runtime", "failure") if content.get(name)),
         *((f"gpu {gpu['index']}", _gpu_text(gpu)) for gpu in gpus[:64]),
+        *((HELD_BY_OLD_RANK, f"GPU {gpu['index']}") for gpu in used if _has_old_rank(gpu, context.old_pids)),
     ]
     if not faults:
         names = " and ".join(sorted({str(gpu["name"]) for gpu in gpus if gpu.get("name")})[:3])
@@ -286,7 +287,7 @@ def _use_of(gpu: JsonObject, old_pids: frozenset[int]) -> _Use | None:
     processes = [one for one in gpu.get("processes", ()) if not str(one.get("name", "")).startswith(_MPS_SERVER)]
     has_mps = len(processes) < len(gpu.get("processes", ()))
     is_exclusive = str(gpu.get("compute_mode", "")).startswith("exclusive") and not has_mps
-    is_ours = any(one["pid"] in old_pids for one in processes)
+    is_ours = _has_old_rank(gpu, old_pids)
     name = f"GPU {gpu['index']}"
     held = sum(one.get("memory_bytes") or 0 for one in processes)
     if processes and is_exclusive:
@@ -299,9 +300,16 @@ def _use_of(gpu: JsonObject, old_pids: frozenset[int]) -> _Use | None:
             f"{name} is in use: {_who(largest, old_pids)} {'hold' if len(largest) > 1 else 'holds'} {size}", is_ours
         )
     if not processes and old_pids and total and in_use >= total * _UNOWNED_SHARE:
-        message = f"{size_text(in_use)} of {name}'s {size_text(total)} have not been given back yet"
+        message = (
+            f"{size_text(in_use)} of {name}'s {size_text(total)} are in use, by no process that can be seen from here"
+        )
         return _Use(message, is_ours=True)
     return None
+
+
+def _has_old_rank(gpu: JsonObject, old_pids: Collection[int]) -> bool:
+    """Whether a rank of the previous attempt is on it."""
+    return any(one["pid"] in old_pids for one in gpu.get("processes", ()))
 
 
 def _who(processes: Sequence[JsonObject], old_pids: frozenset[int]) -> str:

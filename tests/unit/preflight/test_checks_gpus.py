@@ -168,7 +168,7 @@ def test_memory_of_the_attempt_before_is_waited_for(root: Root) -> None:
     unowned = Gpu(used=61 * GIB)
     result = check_gpus(launch(root, nproc=1, attempt=1, old_pids=(4_100_000,)), nvml=Nvml(unowned))
     assert (result.class_name, result.transient) == ("gpu_busy", True)
-    assert result.message == "61 GiB of GPU 0's 140 GiB have not been given back yet"
+    assert result.message == "61 GiB of GPU 0's 140 GiB are in use, by no process that can be seen from here"
     assert check_gpus(launch(root, nproc=1), nvml=Nvml(unowned)).verdict == "ok", "nothing of ours was there before"
 
 

@@ -16,7 +16,7 @@ from saferun.linux.procfs import parse_mounts
 from saferun.preflight.checks.all_checks import CHECKS
 from saferun.preflight.checks.context import Check, CheckContext
 from saferun.preflight.checks.run import run_checks
-from saferun.preflight.results import SEVERITY, CheckResult
+from saferun.preflight.results import HELD_BY_OLD_RANK, SEVERITY, CheckResult
 from tests.unit.preflight.host_roots import Root
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -128,3 +128,35 @@ def test_where_no_other_thread_can_be_started_the_checks_are_made_one_after_the_
     checks = [Check(name, lambda _context: CheckResult("", "ok", "well")) for name in ("a", "b")]
     run_checks(checks, Root(tmp_path).context(), found.append)
     assert [(result.name, result.verdict) for result in found] == [("a", "ok"), ("b", "ok")]
+
+
+@pytest.mark.parametrize(("facts", "is_waited_for"), [((), False), (((HELD_BY_OLD_RANK, "GPU 0"),), True)])
+def test_a_retry_does_not_wait_for_memory_that_may_be_another_containers(
+    tmp_path: Path, facts: tuple[tuple[str, str], ...], *, is_waited_for: bool
+) -> None:
+    """On a GPU that containers share it would be late each time. That of a dying rank comes free."""
+    looks: list[int] = []
+
+    def look(_context: CheckContext) -> CheckResult:
+        looks.append(1)
+        if len(looks) > 2:
+            return CheckResult("", "ok", "1 GPU")
+        return CheckResult("", "warn", "GPU 0 is in use", facts=facts, class_name="gpu_busy", transient=True)
+
+    found: list[CheckResult] = []
+    run_checks([Check("gpus", look)], Root(tmp_path).context(attempt=1), found.append, patience_s=60.0, still_s=0.0)
+    assert [result.verdict for result in found] == ["ok" if is_waited_for else "warn"]
+    assert len(looks) == (3 if is_waited_for else 1)
+
+
+def test_a_retry_waits_while_memory_is_being_given_back(tmp_path: Path) -> None:
+    left = [61, 40, 12]
+
+    def look(_context: CheckContext) -> CheckResult:
+        if not left:
+            return CheckResult("", "ok", "1 GPU")
+        return CheckResult("", "warn", f"{left.pop(0)} GiB in use", class_name="gpu_busy", transient=True)
+
+    found: list[CheckResult] = []
+    run_checks([Check("gpus", look)], Root(tmp_path).context(attempt=1), found.append, patience_s=60.0, still_s=5.0)
+    assert [result.verdict for result in found] == ["ok"]
