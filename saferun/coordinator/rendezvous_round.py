@@ -14,6 +14,7 @@ from saferun.coordinator.assignments import HostAssignment, HostRecord, TaskReco
 from saferun.coordinator.dial import plain
 from saferun.coordinator.secrecy import NO_SECRET
 from saferun.coordinator.store_client import StoreClient
+from saferun.coordinator.waiting_notice import WaitingNotice
 from saferun.model import JsonObject, Value
 from saferun.text.wording import count_text
 
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
     from saferun.coordinator.secret_agreement import SecretAgreement
 
 _BORN = os.urandom(8).hex()
-# How soon something is reported that waiting alone will hardly mend.
-_FAULT_S = 2.0
-# A line that does not change is repeated at least so often.
-_LONGEST_REPORT_S = 3600.0
 
 JoinFailure = Literal["", "usage", "again", "incomplete", "needless", "gone"]
 
@@ -167,11 +164,7 @@ class RendezvousRound:
         self.handed_in: tuple[str, int] | None = None
         self._joins: dict[int, JoinRequest] = {}
         self._changed = threading.Condition()
-        self._message = ""
-        self._is_fault = self._is_for_others = False
-        self._reported_at = self.began_at
-        self._reported = ""
-        self._again_s = 0.0  # after which the same line is reported again
+        self._notice = WaitingNotice(self.began_at, first.report_every_s)
 
     @property
     def hosts_text(self) -> str:
@@ -278,34 +271,23 @@ class RendezvousRound:
 
     def set_status(self, message: str, *, is_fault: bool = False) -> None:
         """What keeps the hosts from meeting, for whoever asks. ``is_fault``: more than a host that comes late."""
-        self._message, self._is_fault, self._is_for_others = message, is_fault, False
+        self._notice.set_status(message, is_fault=is_fault)
 
     def wait_for(self, whom: str) -> None:
         """Others are waited for, as far as is known only because they come late."""
-        self._message, self._is_fault, self._is_for_others = f"waiting for {whom}", False, True
+        self._notice.wait_for(whom)
 
     def due_message(self) -> JsonObject | None:
         """The message to the tasks that is due, with the seconds that it has lasted; None: nothing yet."""
-        now = time.monotonic()
-        is_first = self._reported_at == self.began_at
-        wait_s = self.request.report_every_s
-        if self._is_fault and is_first:
-            wait_s = min(_FAULT_S, wait_s)
-        if self._message == self._reported:
-            wait_s = max(wait_s, self._again_s)
-        if self.is_over or not self._message or now - self._reported_at < wait_s:
-            return None
-        self._again_s = min(2 * wait_s, _LONGEST_REPORT_S) if self._message == self._reported else wait_s
-        self._reported_at, self._reported = now, self._message
-        waited_s = round(now - self.began_at)
-        return {"op": "waiting", "text": self._message, "waited_s": waited_s, "for_others": self._is_for_others}
+        return None if self.is_over else self._notice.due_message(time.monotonic())
 
     def overdue(self) -> JoinFailedError | None:
         """The error where the rendezvous's own thread can report none: it waits for a host that does not answer."""
         if self.is_over or self.is_torchs or self.remaining_s > -5.0:  # noqa: PLR2004
             return None
+        most_s = self._give_up_at - self.began_at
         return JoinFailedError(
-            f"the hosts did not meet within {self._give_up_at - self.began_at:.0f} s: {self._message or 'no answer'}",
+            f"the hosts did not meet within {most_s:.0f} s: {self._notice.text or 'no answer'}",
             "see the output of saferun on the other hosts, and whether they are alive",
             kind=self.failure_kind,
         )

@@ -203,7 +203,7 @@ class HangDetector:
         """Processes whose stacks are to be dumped now, the most urgent first. ``at``: monotonic seconds."""
         due = []
         for history in filter(self._is_suspicious, self._ranks.all):
-            wanted = DUMPS_IN_COLLECTIVE if history.is_in_collective else DUMPS
+            wanted = DUMPS_IN_COLLECTIVE if history.numbers.is_in_collective else DUMPS
             for pid in history.busy_pids:
                 suspect = history.suspect(pid)
                 spacing_s = self._timeout_s * (1 - _DUMPS_FROM) / wanted
@@ -243,7 +243,7 @@ class HangDetector:
         wanted = []
         for local_rank, history in self._ranks.by_local_rank.items():
             reached = sum(self._ranks.still_s(history) >= part * self._timeout_s for part in _ASK_AT)
-            if history.note_query_due(reached, self._ranks.clock_s, _ASK_AT[0] * self._timeout_s):
+            if history.numbers.note_query_due(reached, self._ranks.clock_s, _ASK_AT[0] * self._timeout_s):
                 wanted.append(local_rank)
         return wanted
 
@@ -279,10 +279,10 @@ class HangDetector:
             self._confirming = True
             wanted = []
             for local_rank, history in self._ranks.by_local_rank.items():
-                if history.note_query():
+                if history.numbers.note_query():
                     wanted.append(local_rank)
             return None, wanted
-        if self._is_inspecting or self._inspection_is_needed() or any(one.is_asked for one in self._ranks.all):
+        if self._is_inspecting or self._inspection_is_needed() or any(one.numbers.is_asked for one in self._ranks.all):
             return None, []
         self._confirming = False
         return hang, []

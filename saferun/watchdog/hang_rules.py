@@ -38,9 +38,13 @@ def all_hang(ranks: RankHistories) -> HangVerdict | None:
     if not busy:
         return HangVerdict("quiescent", tuple(sorted(found["quiet"])), min(map(ranks.quiet_s, ranks.all)), certain)
     if not found["spins"]:
-        about = tuple(sorted(history.rank for history in ranks.all if history.is_in_collective))
+        about = tuple(sorted(history.rank for history in ranks.all if history.numbers.is_in_collective))
         return HangVerdict("stuck_collective", about, still_s, certain, busy)
-    if not found["in_collective"] and not found["quiet"] and not all(one.was_in_collective for one in ranks.all):
+    if (
+        not found["in_collective"]
+        and not found["quiet"]
+        and not all(one.numbers.was_in_collective for one in ranks.all)
+    ):
         # No rank waits for them. (Where all were in a collective when they last answered, they may be in it still.)
         return None
     return HangVerdict("spinning", tuple(sorted(found["spins"])), still_s, certain=False, busy=busy)
@@ -54,7 +58,7 @@ def _role(ranks: RankHistories, history: RankHistory) -> _Role:
         # It has been quiet, but not for long enough.
         return "works"
     span_s = _DUMPS_SPAN_SHARE * ranks.timeout_s
-    if history.is_in_collective and history.frozen_s(ranks.clock_s) >= _FROZEN_SHARE * ranks.timeout_s:
+    if history.numbers.is_in_collective and history.numbers.frozen_s(ranks.clock_s) >= _FROZEN_SHARE * ranks.timeout_s:
         alike = not ranks.can_dump or history.dumps_alike(DUMPS_IN_COLLECTIVE, span_s)
         return "in_collective" if alike else "works"
     return "spins" if ranks.can_dump and history.dumps_alike(DUMPS, span_s) else "works"

@@ -69,7 +69,11 @@ class RankHistories:
         if not history.busy_pids:
             return self.quiet_s(history)
         # A busy rank may be working, unless it waits in a collective that makes no progress.
-        return min(self.still_s(history), history.frozen_s(self.clock_s)) if history.is_in_collective else 0.0
+        return (
+            min(self.still_s(history), history.numbers.frozen_s(self.clock_s))
+            if history.numbers.is_in_collective
+            else 0.0
+        )
 
     def strict_idle_s(self, history: RankHistory) -> float:
         """As ``idle_s``, but a main thread that does as little as a fast polling loop may be working as well."""

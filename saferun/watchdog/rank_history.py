@@ -8,6 +8,7 @@ from saferun.captures.inspection_values import RankInspection
 from saferun.text.script_state import ReportedPhase
 from saferun.watchdog.quiet_work import QuietWork
 from saferun.watchdog.samples import Numbers, ProcessSample, RankSample
+from saferun.watchdog.sequence_numbers import SequenceNumbers
 from saferun.watchdog.signs import RankSigns
 from saferun.watchdog.stack_dumps import Suspect
 
@@ -36,7 +37,7 @@ class RankHistory:
         uninterruptible_since: since when it has been in one uninterruptible sleep.
         beat_ns: its last heartbeat; 0: none yet.
         beat_at: when that was noticed.
-        is_asked: whether it has been asked for its sequence numbers and has not answered.
+        numbers: the sequence numbers of its collectives.
         works_unseen: whether it works by the last inspection, which samples do not show.
         phase: the long phase that its script is in.
         is_overdue: whether that has lasted longer than it was expected to.
@@ -55,7 +56,7 @@ class RankHistory:
         self.uninterruptible_since: float | None = None
         self.beat_ns = 0
         self.beat_at = clock_s
-        self.is_asked = False
+        self.numbers = SequenceNumbers(clock_s)
         self.suspects: dict[int, Suspect] = {}
         self.works_unseen = False
         self.phase: ReportedPhase | None = None
@@ -67,28 +68,22 @@ class RankHistory:
         self._quiet_work = QuietWork()
         self._shown_at = clock_s
         self._wakes = -1
-        self._numbers: Numbers | None = None
-        self._numbers_at = clock_s
-        self._unanswered_since: float | None = None  # since when its numbers may be old: it did not answer
-        self._asked = 0
-        self._is_disturbed = False
 
     def move(self, clock_s: float) -> None:
         """It makes progress: whatever spoke against it is forgotten."""
         self.moved_at = self.active_at = clock_s
-        self._asked = 0
+        self.numbers.move()
         self.suspects.clear()
 
     def rebase(self) -> None:
         """What happened since the last sample is not the rank's doing."""
         self._signs.rebase()
-        self.is_asked = self._is_disturbed = False
-        self._asked = 0
+        self.numbers.rebase()
         self.suspects.clear()
 
     def take(self, sample: RankSample, interval_s: float, clock_s: float, *, can_dump: bool, timeout_s: float) -> bool:
         """Take a sample. Returns whether the rank moved."""
-        disturbed, self._is_disturbed = self._is_disturbed, self.is_asked
+        disturbed = self.numbers.take_disturbance()
         signs = self._signs.take(sample, interval_s, disturbed=disturbed, patience_s=_PATIENCE * timeout_s)
         self.busy_pids, self.main_is_busy = signs.busy_pids, signs.main_is_busy
         if signs.may_work:
@@ -104,7 +99,7 @@ class RankHistory:
         # What is busy and cannot be dumped counts as work, unless it turns out to be in a collective.
         works = (
             clock_s - self.moved_at >= _UNSEEN * timeout_s
-            and not (self.is_in_collective or self.is_asked or self._has_old_numbers)
+            and not (self.numbers.is_in_collective or self.numbers.is_asked or self.numbers.are_old)
             and any(not can_dump or self._is_unreadable(pid) for pid in signs.busy_pids)
         )
         if signs.moved or works:
@@ -139,35 +134,9 @@ class RankHistory:
             self.uninterruptible_since = clock_s
         self._wakes = process.main_wakes
 
-    # ------------------------------------------------------------------------------------------------ sequence numbers
-
-    def note_query_due(self, reached: int, clock_s: float, again_s: float) -> bool:
-        """As ``note_query``, if a query is due now that it has reached so many of the marks; False if none is.
-
-        If it has answered before, and the last time it did not, it is asked again after ``again_s``.
-        """
-        is_due_again = self._has_old_numbers and clock_s - (self._unanswered_since or 0.0) >= again_s
-        if reached <= self._asked and not (reached and is_due_again):
-            return False
-        self._asked = reached
-        return self.note_query()
-
-    def note_query(self) -> bool:
-        """Note that its sequence numbers are asked for; False if they already are. The caller sends the query."""
-        is_new = not self.is_asked
-        self.is_asked = self._is_disturbed = True
-        return is_new
-
     def take_numbers(self, numbers: Numbers | None, clock_s: float) -> bool:
-        """Take the answer; None where there is none. Returns whether the numbers have moved."""
-        self.is_asked = False
-        self._unanswered_since = clock_s if numbers is None else None
-        if numbers is None:
-            return False
-        if numbers == self._numbers:
-            return False
-        moved = self._numbers is not None
-        self._numbers, self._numbers_at = numbers, clock_s
+        """Take its answer; None where there is none. Returns whether the numbers have moved."""
+        moved = self.numbers.take(numbers, clock_s)
         if moved:
             self.move(clock_s)
         return moved
@@ -186,29 +155,6 @@ class RankHistory:
         elif does == "may work":
             self.doubted_at = clock_s
         return self.works_unseen
-
-    @property
-    def _has_old_numbers(self) -> bool:
-        """Whether it has answered before, and did not when it was asked the last time."""
-        return self._numbers is not None and self._unanswered_since is not None
-
-    @property
-    def was_in_collective(self) -> bool:
-        """Whether it was in a collective by its last answer, however old that is."""
-        return self._numbers is not None and any(enqueued > completed for enqueued, completed in self._numbers.values())
-
-    @property
-    def is_in_collective(self) -> bool:
-        """Whether it has begun a collective that is not complete, by its numbers; not if they may be old.
-
-        With NCCL sends are numbered for themselves, and a rank's last call may have a lower number than the last that
-        is complete both while it waits and when it is idle. That does not count; ``NumbersQuery`` asks for the calls.
-        """
-        return self.was_in_collective and not self._has_old_numbers
-
-    def frozen_s(self, clock_s: float) -> float:
-        """How long its numbers are known not to have moved."""
-        return clock_s - self._numbers_at
 
     # ---------------------------------------------------------------------------------------------------------- stacks
 

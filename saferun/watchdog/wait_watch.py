@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from saferun.model import Value
+from saferun.watchdog.sample_budget import SampleBudget
 from saferun.watchdog.stragglers import REPORTS, WaitCounter, differ, empty_rows, have_long_waits
 from saferun.watchdog.wait_sampler import WaitSampler, uses_gpu
 
@@ -19,14 +20,6 @@ _RELAXED = 3.0
 # longest interval is longer than the watchdog's, so that one wake-up of the loop is enough for both.
 _REST_SHARE = 0.125
 _LONGEST_REST_S = 6.0
-# Samples become rarer where they and what it takes to wake up for them would cost more than this share of a core, in a
-# window of a minute. A fifth of it is saved, up to so many seconds, and spent at a higher rate once some ranks wait and
-# others do not: on a slow machine a sample costs 0.2 ms, and too few are taken in a minute to name the slow rank.
-_CPU_SHARE = 0.0003
-_USED_SHARE = 0.8
-_SAVED_S = 0.09
-_SPENT_SHARE = 0.0015
-_USUAL_WINDOW_S = 60.0
 # Samples at equal distances might always meet the same part of a step.
 _SPREAD = 0.6180339887498949
 # In how many reports it is seen of each rank whether it has begun to use a GPU: of all in the first one, and of an
@@ -69,9 +62,7 @@ class WaitWatch:
         most_rows: int = 1 << 20,
     ) -> None:
         self._interval_s = min(window_s / _SAMPLES, _LONGEST_INTERVAL_S)
-        self._cost_factor = max(1.0, _USUAL_WINDOW_S / window_s)
-        self._saved_s = _SAVED_S
-        self._spends = False
+        self._budget = SampleBudget(window_s)
         self._report_s = report_interval_s(window_s, world_size)
         self._on_report = on_report
         self._most_rows = most_rows
@@ -80,7 +71,7 @@ class WaitWatch:
         self._ranks: dict[int, SampledRank] = {}
         self._report_at = 0.0
         self._samples = self._reports = self._turns = 0
-        self._cost_s = self._ended_s = 0.0
+        self._ended_s = 0.0
         self._sampled_at = self._rested_since = 0.0
         self._is_alone = is_alone
         self._relaxed = self._pace = _RELAXED if is_alone else 1.0
@@ -108,9 +99,7 @@ class WaitWatch:
         sample_s = time.thread_time() - began_s
         # What the loop has done meanwhile cannot be separated from what it takes to wake up, about as much as a sample.
         wake_up_s = min(began_s - self._ended_s, sample_s)
-        self._cost_s += (sample_s + wake_up_s - self._cost_s) / 8
-        earned_s = (now - before) * _CPU_SHARE * self._cost_factor
-        self._saved_s = min(max(self._saved_s + earned_s - sample_s - wake_up_s, 0.0), _SAVED_S)
+        self._budget.pay(sample_s + wake_up_s, now - before)
         self._samples += 1
         if self._report_at <= now:
             self._report_at = now + self._report_s / self._turns_of_a_report()
@@ -127,8 +116,7 @@ class WaitWatch:
         self._ended_s = time.thread_time()
 
     def _usual_interval_s(self) -> float:
-        share = _SPENT_SHARE if self._spends and self._saved_s > 0.0 else _CPU_SHARE * _USED_SHARE
-        return max(self._interval_s * self._pace, self._cost_s / (share * self._cost_factor))
+        return self._budget.interval_s(self._interval_s * self._pace)
 
     def _turns_of_a_report(self) -> int:
         return max(1, -(-len(self._ranks) // self._most_rows))
@@ -168,7 +156,7 @@ class WaitWatch:
             return
         rows = self._counter.report(self._most_rows)
         self._pace = 1.0 if have_long_waits(rows) else self._relaxed
-        self._spends = differ(rows, is_alone=self._is_alone)
+        self._budget.spends = differ(rows, is_alone=self._is_alone)
         self._on_report(rows)
 
     def rank_ended(self, local_rank: int) -> None:

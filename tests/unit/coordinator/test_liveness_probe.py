@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from saferun.cluster.join_messages import JoinRequest
 from saferun.coordinator.arrivals import waiting_text
 from saferun.coordinator.dial import CONNECTED, REFUSED, SILENT, UNKNOWN_NAME, UNREACHABLE, dial, kind_of, plain, shown
 from saferun.coordinator.evidence_chunks import is_chunk_name
@@ -18,8 +17,6 @@ from saferun.coordinator.heartbeats import read_state
 from saferun.coordinator.host_coordinator import HostCoordinator
 from saferun.coordinator.leader_address import is_loopback, leads_to, master_addr, read_address
 from saferun.coordinator.liveness_probe import Observation, ended_reason, judge, probe_host
-from saferun.coordinator.rendezvous_round import RendezvousRound
-from saferun.text.typed_json import fit
 from tests.ports import own_port
 
 DATA, MANAGEMENT = "10.1.0.3", "10.2.0.3"
@@ -139,30 +136,6 @@ def test_an_answer_that_comes_after_a_refusal_counts(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("saferun.coordinator.liveness_probe._ask", look)
     assert probe_host("node3", [DATA, MANAGEMENT], 4711, address=DATA).why == "cut"
-
-
-@pytest.mark.parametrize(("is_fault", "after_s", "told"), [(True, 3, True), (True, 1, False), (False, 3, False)])
-def test_what_waiting_will_hardly_mend_is_told_sooner(*, is_fault: bool, after_s: float, told: bool) -> None:
-    """An unknown name, no route; that somebody comes late is told after half a minute."""
-    rdzv = RendezvousRound(fit(JoinRequest, MEETING))
-    rdzv.began_at -= after_s
-    rdzv._reported_at = rdzv.began_at
-    rdzv.set_status("the name node1 cannot be resolved on this host", is_fault=is_fault)
-    assert (rdzv.due_message() is not None) is told
-    assert rdzv.due_message() is None
-
-
-def test_what_is_told_says_for_how_long_and_whether_others_only_come_late() -> None:
-    """Whoever shows it counts on, and says to the user of one host alone how to do without the others."""
-    rdzv = RendezvousRound(fit(JoinRequest, MEETING))
-    rdzv.began_at -= 60.0
-    rdzv._reported_at = rdzv.began_at
-    rdzv.wait_for("1 of 2 hosts: node2")
-    told = {"op": "waiting", "text": "waiting for 1 of 2 hosts: node2", "waited_s": 60, "for_others": True}
-    assert rdzv.due_message() == told
-    rdzv._reported_at -= 60.0
-    rdzv.set_status("node1 refuses connections")
-    assert rdzv.due_message() == {**told, "text": "node1 refuses connections", "for_others": False}
 
 
 @pytest.mark.parametrize(

@@ -156,10 +156,7 @@ def test_a_first_host_that_has_been_reached_and_does_not_begin_is_named_as_that(
     assert [error.what for error in errors if isinstance(error, JoinFailedError)] == [
         "node0 did not begin the rendezvous within 1 s"
     ]
-    rdzv._reported_at = -1.0
-    message = rdzv.due_message()
-    assert message is not None
-    assert message["text"] == "waiting for node0 to begin the rendezvous"
+    assert rdzv._notice.text == "waiting for node0 to begin the rendezvous"
 
 
 def test_a_host_that_waits_for_the_first_to_begin_ends_with_its_tasks() -> None:
@@ -209,7 +206,7 @@ def test_a_first_host_that_has_begun_is_not_waited_for_to_begin(
     statuses: list[str] = []
 
     def await_none(_client: object, _prefix: str, _host: int, rdzv: RendezvousRound, *_: object) -> None:
-        statuses.append(rdzv._message)
+        statuses.append(rdzv._notice.text)
         raise CancelledError
 
     monkeypatch.setattr(static_rendezvous, "await_assignment", await_none)
