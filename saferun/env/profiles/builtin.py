@@ -645,10 +645,11 @@ PROFILES: dict[str, Profile] = {
                 location=Location(path="configs/production.yaml", line=83),
                 why=(
                     "When a collective fails or times out on one rank, every rank writes its Flight Recorder to a "
-                    "file before it ends. The ranks ask the store once a second whether one of them has failed."
+                    "file before it ends. The ranks ask the store once a second whether one of them has failed. With "
+                    "torch 2.4 that would end a rank when the store does."
                 ),
                 cost="light",
-                versions=(("torch", "<2.15"),),
+                versions=(("torch", ">=2.5,<2.15"),),
                 source="https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html",
                 reader=("libtorch_cuda.so", "libtorch_hip.so"),
                 same_as=("TORCH_FR_DUMP_ON_TIMEOUT",),
@@ -656,7 +657,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_FR_DUMP_ON_TIMEOUT",
                 value="1",
-                location=Location(path="configs/production.yaml", line=94),
+                location=Location(path="configs/production.yaml", line=95),
                 why=(
                     "When a collective fails or times out on one rank, every rank writes its Flight Recorder to a "
                     "file before it ends. The ranks ask the store once a second whether one of them has failed."
@@ -670,7 +671,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
                 value="{rank_dir}/flight_recorder_",
-                location=Location(path="configs/production.yaml", line=106),
+                location=Location(path="configs/production.yaml", line=107),
                 why=(
                     "Puts the Flight Recorder's dump beside the rank's output instead of into /tmp, where the next "
                     "job overwrites it."
@@ -683,7 +684,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_FR_DUMP_TEMP_FILE",
                 value="{rank_dir}/flight_recorder_",
-                location=Location(path="configs/production.yaml", line=115),
+                location=Location(path="configs/production.yaml", line=116),
                 why=(
                     "Puts the Flight Recorder's dump beside the rank's output instead of into the user's cache, "
                     "where the next job overwrites it."
