@@ -33,6 +33,20 @@ def without_outer_files(environ: Mapping[str, str]) -> Mapping[str, str]:
     return {name: value for name, value in environ.items() if name not in names} if names else environ
 
 
+def without_logs(resolution: Resolution) -> Resolution:
+    """The resolution without what a profile has a healthy rank write below the run directory.
+
+    NCCL opens its log in the first collective, and waits there with the file system if that does not answer.
+    """
+    names = {setting.variable.name for setting in resolution.settings if setting.profile is not None}
+    if "NCCL_DEBUG_FILE" not in names:
+        return resolution
+    left_out = names & {"NCCL_DEBUG_FILE", "NCCL_DEBUG"}  # they are set together
+    return resolution._replace(
+        settings=tuple(setting for setting in resolution.settings if setting.variable.name not in left_out)
+    )
+
+
 def resolve_environ(config: EnvironConfig, environ: Mapping[str, str]) -> Resolution:
     """Decide which variables the ranks get, keep or lose.
 

@@ -258,6 +258,11 @@ class RunDirectory:
         return self.path is not None and self._waiting is None and self.is_written
 
     @property
+    def is_silent(self) -> bool:
+        """Whether the file system of the directory does not answer, as far as is known."""
+        return self.path is not None and (self.path in self._failing or self.files.is_stalled)
+
+    @property
     def is_written(self) -> bool:
         """Whether all files that there are can be written, also those of ``--log-dir`` where there is no directory."""
         return not self._failing and not self.files.is_stalled

@@ -11,7 +11,7 @@ import errno
 import time
 from collections.abc import Mapping, Sequence
 
-from saferun.env.apply import apply
+from saferun.env.apply import apply, without_logs
 from saferun.env.profiles import Resolution
 from saferun.env.profiles.profile_text import launch_lines
 from saferun.errors import SaferunError
@@ -301,9 +301,10 @@ class AttemptSetup:
     def _apply_profiles(self, attempt: int, placement: Placement, environs: Sequence[dict[str, str]]) -> None:
         """Apply env profiles and --env, which override the rest of a rank's environment."""
         run_dir = self._context.run_dir
+        resolution = without_logs(self._resolution) if run_dir.is_silent else self._resolution
         for rank_assignment, environ in zip(placement.ranks, environs, strict=True):
             apply(
-                self._resolution,
+                resolution,
                 environ,
                 rank_assignment,
                 host=self._context.host,

@@ -36,6 +36,8 @@ await_release("end")
 print("last", flush=True)
 sys.exit(RANK == 0 and "fail" in sys.argv)
 """
+# NCCL opens its log in the first collective, and would wait there with the disk.
+HAS_LOG = "import os; tell('log' if 'NCCL_DEBUG_FILE' in os.environ else 'no log')\n"
 LINES = [f"{number} {'x' * 90}" for number in range(2000)]
 
 
@@ -305,11 +307,14 @@ def test_a_restart_does_not_wait_for_the_disk(tmp_path: Path, disk: FileSystem) 
         "--max-restarts",
         "1",
     )
+    program = program.replace('tell("ready")', HAS_LOG + 'tell("ready")')
     with launched(tmp_path, disk, program, *options, nproc=1, arguments=["fail"]) as job:
+        job.hear("log")
         job.hear("ready")
         freeze(job, disk)
         job.hear("talked")
         job.release("end")
+        job.hear("no log")
         assert job.hear("ready")[0].attempt == 1
         job.hear("talked")
         disk.thaw()
@@ -324,7 +329,9 @@ def test_a_disk_that_is_frozen_from_the_start_keeps_no_job_from_running(tmp_path
         "--preflight",
         "off",
     )
-    with launched(tmp_path, disk, TALK, *options, nproc=2) as job:
+    program = TALK.replace('tell("ready")', HAS_LOG + 'tell("ready")')
+    with launched(tmp_path, disk, program, *options, nproc=2) as job:
+        job.hear("no log", 2)
         job.hear("ready", 2)
         job.release("talk")
         job.hear("talked", 2)
