@@ -108,4 +108,10 @@ class Diagnosis(Value):
     abandoned_ranks: tuple[int, ...] = ()
     hosts: tuple[HostView, ...] = ()
     start: str = ""
+
+    @property
+    def advice(self) -> str:
+        """What to do: as the error itself says, else by the cause; empty: nothing is known."""
+        return self.hint or (self.cause.advice if self.cause is not None else "")
+
     lost_peers: tuple[LostPeer, ...] = ()

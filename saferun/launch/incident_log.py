@@ -142,7 +142,7 @@ class IncidentLog:
             kind,
             attempt,
             diagnosis.headline,
-            hint=diagnosis.hint,
+            hint=diagnosis.advice,
             ranks=ranks or ((first.rank,) if first is not None else ()),
             exit_code=first.status.returncode if first is not None and kind == "failure" else None,
             outcome=outcome,

@@ -200,10 +200,9 @@ def peer_text(
         max_restarts: how often the ranks may be started again; None: not shown.
         decided: what follows and why, instead of that line.
     """
-    advice = diagnosis.hint or (diagnosis.cause.advice if diagnosis.cause is not None else "")
     lines = [f"saferun: {diagnosis.headline}"]
-    if advice:
-        lines.append(f"hint: {advice}")
+    if diagnosis.advice:
+        lines.append(f"hint: {diagnosis.advice}")
     if files:
         lines.append(f"  report: {leader}:{files.rstrip('/')}/report.txt")
     elif len(lines) == 1:

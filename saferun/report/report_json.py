@@ -246,7 +246,7 @@ def _incident(incident: Incident, page: Page) -> JsonObject:
         "time": number(incident.time),
         "capture_dir": page.text(incident.directory),
         "headline": page.text(diagnosis.headline),
-        "hint": page.text(diagnosis.hint),
+        "hint": page.text(diagnosis.advice),
         **_why(page, evidence, diagnosis),
         **_which_ranks(page, evidence, diagnosis),
         "cores": page.objects("cores", cores_of(incident), lambda core: _core(page, core)),

@@ -24,7 +24,7 @@ from saferun.watchdog.stragglers import Straggler
 from tests.direct_files import DirectFiles
 from tests.unit.found_samples import FINISH, RETRY, found, good, infos_of, names
 from tests.unit.report.report_checking import checked, checked_preflight
-from tests.unit.report.report_samples import EXCEPTION_EVERYWHERE, evidence_of
+from tests.unit.report.report_samples import EXCEPTION_EVERYWHERE, OUT_OF_MEMORY, evidence_of
 
 GOOD = Preflight(tuple(good("names", names(1), ["node1"])), (), 0.02)
 
@@ -245,6 +245,20 @@ def test_a_page_is_made_of_hangs_and_failures_and_not_of_slow_ranks(launch: Laun
     assert launch.pages == 1
     launch.log.finish(1, "failed")
     assert launch.pages == 2
+
+
+def test_the_hint_of_the_console_is_that_of_events_and_of_the_report(launch: Launch) -> None:
+    """Most advice is that of the cause."""
+    assert OUT_OF_MEMORY.cause is not None
+    advice = OUT_OF_MEMORY.cause.advice
+    assert advice
+    launch.directory.open()
+    launch.log.add("failure", evidence_of(), OUT_OF_MEMORY, attempt=0, outcome="ended", console_lines=[], directory="")
+    launch.log.write()
+    assert [event.hint for event in launch.events] == [advice]
+    failure = read_report(launch.path / "report.json").failure
+    assert failure is not None
+    assert failure.hint == advice
 
 
 def test_a_page_at_every_end_is_made_once_and_comes_with_a_report(tmp_path: Path) -> None:
