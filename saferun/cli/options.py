@@ -39,7 +39,7 @@ class Option(Value):
     help: str
     group: str
     choices: tuple[str, ...] | None = None
-    pet: bool = True
+    pet: bool = False
     metavar: str | None = None
     asks: bool = False
 
@@ -278,8 +278,8 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--preflight {on,warn,off,only}",
         "on",
         PREFLIGHT,
-        "check names, ports, networks, limits and versions, on several hosts before any rank is started; on: abort on "
-        "errors; warn: only warn; off: skip; only: check and exit",
+        "check names, ports, networks, limits and versions: on several hosts before any rank is started, on one host "
+        "mostly while they start; on: abort on errors; warn: only warn; off: skip; only: check and exit",
     ),
     _option(
         "--preflight-full",
@@ -292,7 +292,8 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "quick",
         PREFLIGHT,
         "check the health of each host before each attempt: network errors, GPUs, kernel log, storage; full: also "
-        "multiply matrices for a second and run an all_reduce on each host, which takes as long as importing torch",
+        "multiply matrices for a second and run an all_reduce on each host, in processes of their own (some ten "
+        "seconds)",
     ),
     _option(
         "--health-path PATH",
@@ -329,7 +330,8 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--retry-wait SECONDS",
         1.0,
         FAILURES,
-        "seconds before the first retry; each further wait is twice as long, plus a random part",
+        "seconds before the first retry; each further wait is twice as long, up to a minute; up to as many seconds as "
+        "given here are added at random",
     ),
     _option(
         "--start-window SECONDS",
@@ -552,8 +554,8 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--no-inject",
         False,
         HANGS,
-        "do not put saferun's start-up hook into the ranks; without the hook there is no Flight Recorder, and no "
-        "stacks if ptrace is denied",
+        "do not put saferun's start-up hook into the ranks; without the hook saferun cannot read the Flight Recorders "
+        "of running ranks, nor stacks if ptrace is denied",
     ),
     _option(
         "--trace-calls PACKAGES",

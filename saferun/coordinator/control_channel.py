@@ -82,7 +82,7 @@ class ControlChannel:
         self._woken = threading.Condition()
         self._repairing = False
         self._broken: StoreClient | None = None  # broke while another thread was already repairing the channel
-        self._is_unmade = False  # no thread could be started for those who use it
+        self._has_no_threads = False  # no thread could be started for those who use it
         self._made_at = -_LEAST_PAUSE_S  # when it was made again last
         self._early = False  # the store was checked since it answered last
         self._closed = False
@@ -95,13 +95,13 @@ class ControlChannel:
         try:
             self._make()
         except StoreBrokenError:
-            self._is_unmade = True
+            self._has_no_threads = True
             self.open_again()
 
     def open_again(self) -> None:
         """Make what could not be made for want of threads, in the background; if that fails as well, call it again."""
         with self._lock:
-            if not self._is_unmade or self._repairing or self._closed:
+            if not self._has_no_threads or self._repairing or self._closed:
                 return
             client = self.client
         with suppress(RuntimeError):
@@ -118,9 +118,9 @@ class ControlChannel:
             self._start()
         except RuntimeError as error:
             # Those that were started end when the channel is made again.
-            self._is_unmade = True
+            self._has_no_threads = True
             raise StoreBrokenError(str(error)) from error
-        self._is_unmade = False
+        self._has_no_threads = False
 
     def is_current(self, client: StoreClient) -> bool:
         """Whether a connection is still one of this channel."""
@@ -206,12 +206,12 @@ class ControlChannel:
             if pause_s > 0 and self._woken.wait_for(lambda: self.is_closed, pause_s):
                 return
         address, port = broken.address
-        # A connection that is there does not end with the coordinator of its other end still at work.
+        # A silent connection is open, so the coordinator at its other end has not ended.
         ended = how_it_ended(self._leader, [address, *self._addresses], port) if not is_silent else None
         finding = ended or self._ask_leader(broken)
         if is_early and finding.why != CUT:
             return
-        if self._reconnect(finding, address) or is_early or self._is_unmade:
+        if self._reconnect(finding, address) or is_early or self._has_no_threads:
             return
         if finding.why in {GONE, ENDED} or (finding.why == FROZEN and not is_silent):
             # What held the store has ended; where a process holds its port still, there may be another one.

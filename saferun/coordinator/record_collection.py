@@ -106,13 +106,11 @@ class RecordCollection:
         self._seen_at: dict[int, float] = {}
 
     @property
-    def here(self) -> list[int]:
-        """The seats of the hosts that have come, in the order of the records."""
-        return self._seats
+    def taking_part(self) -> list[int]:
+        """The seats of the hosts that take part, in the order of the records: all that have neither left nor come late.
 
-    @property
-    def _seats(self) -> list[int]:
-        """Those of the hosts that take part, as far as is known, whether they have come or not."""
+        After ``collect`` all of them have come.
+        """
         return [seat for seat in self._started if seat not in self.withdrawn and seat not in self._late]
 
     def collect(self, rdzv: RendezvousRound, own: HostRecord) -> list[HostRecord]:
@@ -141,7 +139,7 @@ class RecordCollection:
             records = [own, *self._records(texts)]
             _check_agreement(records, is_elastic=rdzv.request.elastic)
             if isinstance(self._client.signer, SecretAgreement):
-                names = {seat: record.name for seat, record in zip(self._seats, records[1:], strict=True)}
+                names = {seat: record.name for seat, record in zip(self.taking_part, records[1:], strict=True)}
                 self._client.signer.conclude(self._prefix, names)
         except JoinFailedError as error:
             if self._goes_on and error.is_usage:
@@ -210,11 +208,11 @@ class RecordCollection:
                 self.withdrawn[seat] = reason
             elif self.withdrawn.pop(seat, None) is not None:
                 self._seen_at[seat] = time.monotonic()
-        if 1 + len(self._seats) < self._needed:
+        if 1 + len(self.taking_part) < self._needed:
             self._missing += self._late
             self._late.clear()
         self._forget_those_left_out()
-        if 1 + len(self._seats) < self._needed and self.withdrawn:
+        if 1 + len(self.taking_part) < self._needed and self.withdrawn:
             error = list(self.withdrawn.values())[-1]
             raise JoinFailedError(error.what, error.hint, kind=error.kind)
 
@@ -226,7 +224,7 @@ class RecordCollection:
         """
         assert self._needed is not None  # noqa: S101 - by the caller
         self._leave_out_withdrawn()
-        if 1 + len(self._seats) - len(self._missing) < self._needed:
+        if 1 + len(self.taking_part) - len(self._missing) < self._needed:
             self._enough_at = None
             return not self._missing
         self._enough_at = self._enough_at or now
@@ -237,7 +235,7 @@ class RecordCollection:
         return True
 
     def _forget_those_left_out(self) -> None:
-        seats = set(self._seats)
+        seats = set(self.taking_part)
         self._missing = [seat for seat in self._missing if seat in seats]
         self._seen_at = {seat: at for seat, at in self._seen_at.items() if seat in seats}
 
@@ -256,18 +254,18 @@ class RecordCollection:
 
     def _read_texts(self) -> list[bytes | None]:
         """The records of all hosts; None for those that no host of this job has written."""
-        return self._client.read_all([self._key(seat) for seat in self._seats]) if self._seats else []
+        return self._client.read_all([self._key(seat) for seat in self.taking_part]) if self.taking_part else []
 
     def _drop_forged(self, texts: list[bytes | None]) -> list[int]:
         """Delete forged records; their hosts publish theirs again then."""
-        forged = [seat for seat, text in zip(self._seats, texts, strict=True) if text is None]
+        forged = [seat for seat, text in zip(self.taking_part, texts, strict=True) if text is None]
         for seat in forged:
             self._client.delete(self._key(seat))
         return forged
 
     def _records(self, texts: list[bytes | None]) -> list[HostRecord]:
         records = []
-        for seat, text in zip(self._seats, texts, strict=True):
+        for seat, text in zip(self.taking_part, texts, strict=True):
             record = decode_record(text or b"")
             if record is None:
                 raise JoinFailedError(
@@ -279,7 +277,7 @@ class RecordCollection:
 
     def move(self) -> None:
         """Send all hosts that have come, or come here late, to where the rendezvous goes on."""
-        for seat in self._seats:
+        for seat in self.taking_part:
             self._client.set(f"{self._prefix}assignment/{seat}", MOVED)
         self._client.check(f"{self._prefix}fail")
 
@@ -289,7 +287,7 @@ class RecordCollection:
         with suppress(StoreBrokenError):
             # By a connection of its own, which breaks where the value is no number.
             client = self._client.another()
-            while client.add(f"{self._prefix}left", 0) < len(self._seats) and time.monotonic() < give_up_at:
+            while client.add(f"{self._prefix}left", 0) < len(self.taking_part) and time.monotonic() < give_up_at:
                 time.sleep(0.02)
 
     def publish_assignments(
@@ -310,7 +308,7 @@ class RecordCollection:
             # The monitor reads those of many hosts in one go, which would wait for keys that are not there.
             self._client.set(f"{prefix}heartbeat/{assignment.host}", "0")
             self._client.set(f"{prefix}state/{assignment.host}", "")
-        for seat, assignment, record in zip(seats or self._seats, assignments[1:], records[1:], strict=True):
+        for seat, assignment, record in zip(seats or self.taking_part, assignments[1:], records[1:], strict=True):
             # Whoever gets it knows by this that it is no replay from another job, and not of another process.
             fields = self._client.signer.fields if isinstance(self._client.signer, SecretAgreement) else {}
             text = json.dumps({**assignment._asdict(), "to": record.born, **fields})
@@ -326,13 +324,13 @@ class RecordCollection:
         # They read it in time: the store is there until all have left this round of torch's rendezvous.
         signer = self._client.signer
         refused = signer.refused if isinstance(signer, SecretAgreement) else set()
-        for seat in self._seats:
+        for seat in self.taking_part:
             self._hand_out(self._client, seat, failure_text(error, is_again=seat not in refused))
 
     def _answer_late(self, error: JoinFailedError) -> None:
         """Publish to those who have yet to come that some host is gone: where this one meets again, its store stays."""
         with suppress(StoreBrokenError):
-            for seat in self._seats:
+            for seat in self.taking_part:
                 self._hand_out(self._client, seat, failure_text(error))
 
     def fail(self, error: JoinFailedError, client: StoreClient | None = None) -> None:
@@ -344,7 +342,10 @@ class RecordCollection:
             text = client.find(f"{self._prefix}fail") or b""
             handed_out = 0
             # One after the other: whoever has come again counts as a reader, too.
-            for seats, timeout_s in ((self._seats, _READ_TIMEOUT_S), (list(self.withdrawn), _READ_AGAIN_TIMEOUT_S)):
+            for seats, timeout_s in (
+                (self.taking_part, _READ_TIMEOUT_S),
+                (list(self.withdrawn), _READ_AGAIN_TIMEOUT_S),
+            ):
                 arrived = [seat for seat in seats if client.check(self._key(seat))]
                 for seat in arrived:
                     self._hand_out(client, seat, text.decode(errors="replace"))
@@ -358,7 +359,7 @@ class RecordCollection:
     def fail_for_late(self, rdzv: RendezvousRound, timeout_s: float = _LATE_S) -> None:
         """The same for those who are on their way: they would wait for hosts that have gone."""
         give_up_at = time.monotonic() + timeout_s
-        waited_for, handed_out = set(self._seats), 0
+        waited_for, handed_out = set(self.taking_part), 0
         with suppress(StoreBrokenError):
             text = (self._client.find(f"{self._prefix}fail") or b"").decode(errors="replace")
             while time.monotonic() < give_up_at:

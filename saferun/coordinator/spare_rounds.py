@@ -72,7 +72,7 @@ class SpareRounds:
         self, rdzv: RendezvousRound, collection: RecordCollection, records: Sequence[HostRecord]
     ) -> tuple[list[HostRecord], list[int], int]:
         """The records in order of the hosts' numbers, the seats of all but the first, and how many are spares."""
-        by_seat = dict(zip((self._seat, *collection.here), records, strict=True))
+        by_seat = dict(zip((self._seat, *collection.taking_part), records, strict=True))
         for seat, record in by_seat.items():
             self._names[seat] = record.name
         self._reasons.update({seat: error.what for seat, error in collection.withdrawn.items()})

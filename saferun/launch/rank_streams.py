@@ -41,7 +41,10 @@ class RankStreams:
         self._pipes = RankPipes(2 * len(plan.placement.ranks))
 
     def open(self, assignment: RankAssignment, *, is_stderr: bool) -> tuple[RankStream | None, int, str]:
-        """Open a stream: (our end or None, the rank's descriptor, the file that keeps it)."""
+        """Open a stream: (our end or None, the rank's descriptor, the file that keeps it).
+
+        The descriptor is 1 or 2 where the rank has saferun's own stream; any other one is the caller's to close.
+        """
         destinations = self._plan.destinations
         i = self._plan.position(assignment)
         path = (destinations.stderrs if is_stderr else destinations.stdouts)[i]

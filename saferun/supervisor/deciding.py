@@ -118,8 +118,8 @@ def on_deadline(launch: LaunchState, event: DeadlineExpired) -> list[Action]:
         return launch.finish(_exit_code(launch))
     # Restarts are decided without the cause, as under torchrun.
     headline = explanation(attempt.ending)[0] or _stopped_text(attempt.ending) or ATTEMPT_FAILED
-    none: Any = Undiagnosed(headline, abandoned=attempt.stopping.abandoned)
-    return _decide(launch, event.at, none, None)
+    undiagnosed: Any = Undiagnosed(headline, abandoned=attempt.stopping.abandoned)
+    return _decide(launch, event.at, undiagnosed, None)
 
 
 def _stopped_text(ending: Ending | None) -> str:

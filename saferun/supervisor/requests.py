@@ -16,7 +16,7 @@ from saferun.supervisor.ending import Regroup, Stopped
 from saferun.supervisor.events import CheckpointRequested, RestartRequested, StopRequested
 from saferun.supervisor.launch_state import LaunchState, State
 from saferun.supervisor.stopping import (
-    FIRST_CAPTURE_S,
+    CAPTURE_BEFORE_SIGNAL_S,
     TOGETHER,
     kill,
     ranks_count,
@@ -85,7 +85,7 @@ def _obey(launch: LaunchState, event: StopRequested, *, is_repeated: bool) -> li
         line = f"{event.by}: stopping {ranks}, SIGKILL follows in {launch.limits.grace_s:g} s"
         return [PrintLine(line), *stop_as_asked(launch, event.at, event.signum, event.idle_s)]
     if launch.state is State.CAPTURING and launch.deadline is not None and not is_repeated:
-        launch.enter(State.CAPTURING, min(launch.deadline, event.at + FIRST_CAPTURE_S))
+        launch.enter(State.CAPTURING, min(launch.deadline, event.at + CAPTURE_BEFORE_SIGNAL_S))
         if launch.attempt.awaits_cause:
             return stop(launch, event.at, event.signum)
     return []

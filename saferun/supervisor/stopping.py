@@ -42,10 +42,11 @@ if TYPE_CHECKING:
 _HUNG_S = 10.0
 # Two SIGINT within this time are one Ctrl-C.
 _SAME_CTRL_C_S = 0.5
-FIRST_CAPTURE_S = 2.0
+# The capture before ranks get a signal from outside, and what is left of a capture when one comes.
+CAPTURE_BEFORE_SIGNAL_S = 2.0
 # Ranks that were working get the signal at once, and are captured if they are still there after this part of their
 # grace. The capture ends before they are killed.
-_LATE_CAPTURE = 0.5
+_LATE_CAPTURE_AT = 0.5
 _LATE_CAPTURE_SHARE = 0.8
 # How soon a rank whose core is being written is checked again.
 _CHECK_DUMP_S = 0.2
@@ -136,9 +137,9 @@ def stop_as_asked(launch: LaunchState, at: float, signum: int, idle_s: float) ->
     has been no progress for ``idle_s``, a job that hangs is being cancelled, and its stacks come first.
     """
     if idle_s >= _HUNG_S:
-        return capture(launch, at, at_most_s=FIRST_CAPTURE_S)
+        return capture(launch, at, at_most_s=CAPTURE_BEFORE_SIGNAL_S)
     if launch.limits.grace_s > 0:
-        launch.attempt.stopping.capture_at = at + launch.limits.grace_s * _LATE_CAPTURE
+        launch.attempt.stopping.capture_at = at + launch.limits.grace_s * _LATE_CAPTURE_AT
     return stop(launch, at, signum)
 
 
@@ -316,7 +317,7 @@ def _on_signal_in_capture(launch: LaunchState, event: SignalReceived) -> list[Ac
     if is_hang or is_at_once:
         announced.insert(0, _stopping_line(launch, event, "" if by_keyboard else "; their stacks are captured first"))
     if launch.deadline is not None:
-        launch.enter(State.CAPTURING, min(launch.deadline, event.at + FIRST_CAPTURE_S))
+        launch.enter(State.CAPTURING, min(launch.deadline, event.at + CAPTURE_BEFORE_SIGNAL_S))
     if attempt.awaits_cause or is_at_once:
         # Ranks that were left alive to show the cause of a failure need not.
         return [*announced, *stop(launch, event.at, event.signum)]

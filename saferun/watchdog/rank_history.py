@@ -66,7 +66,7 @@ class RankHistory:
         self.stirred_at = clock_s
         self._signs = RankSigns(window_s)
         self._quiet_work = QuietWork()
-        self._shown_at = clock_s
+        self._shown_at = clock_s  # when samples showed it move last; inspections and numbers set ``moved_at`` only
         self._wakes = -1
 
     def move(self, clock_s: float) -> None:

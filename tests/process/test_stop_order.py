@@ -121,7 +121,7 @@ CUT_SHORT = (
     "import saferun.supervisor.stopping as supervisor, saferun.captures.py_spy as py_spy\n"
     "    import saferun.captures.capture_processes as capture_processes\n"
     "    supervisor._HUNG_S = 0.0\n"
-    "    supervisor.FIRST_CAPTURE_S = 6.0\n"
+    "    supervisor.CAPTURE_BEFORE_SIGNAL_S = 6.0\n"
     "    capture_processes._WRAP_UP_S = 2.0\n"
     "    plain = py_spy.argv_of\n"
     "    def argv_of(program, pid, *flags):\n"

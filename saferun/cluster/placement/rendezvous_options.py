@@ -134,6 +134,7 @@ def control_port(values: Any, ports: tuple[int, ...]) -> str:  # noqa: ANN401 - 
 
 
 def _on_a_free_port(run_id: str, values: Any, environ: Mapping[str, str]) -> RendezvousConfig:  # noqa: ANN401
+    """Of one host, which meets no other, whatever backend was asked for: c10d, as with torchrun's ``--standalone``."""
     agent_store = environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
     return RendezvousConfig("c10d", run_id, None, None, values.local_addr, agent_store)
 

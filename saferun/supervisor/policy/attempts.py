@@ -85,7 +85,8 @@ INCOMPARABLE = frozenset(
         "network_cut",
         "parent_gone",
         "peer_lost",
-        *("scheduler_timeout", "ssh_unreachable"),
+        "scheduler_timeout",
+        "ssh_unreachable",
         "stopped_by_signal",
         "store_host_lost",
         "worker_stopped",
@@ -175,7 +176,7 @@ class FailureFacts(Value):
         fingerprint: identifies the failure.
         is_start_over: whether the start was over; None: unknown, which counts as over.
         in_init: whether it failed within ``init_process_group``: only then is it retried for an unknown reason.
-        of_start: whether the meeting of the ranks failed, or a GPU was busy: nothing else is run twice.
+        of_start: whether the meeting of the ranks failed, or a GPU was busy: only then is a transient cause retried.
         transient_override: whether the cause may go away by itself; None: its class tells.
         host: the number of the host at fault; None: none, or several.
         host_label: its name in the job.
@@ -268,7 +269,7 @@ class AttemptPolicy:
       once where the cause is unknown, if it failed within ``init_process_group``.
     * Anything else, and a start whose retries are used up, is restarted ``max_restarts`` times.
     * The same failure twice in a row ends both only where it is bound to come again, and no attempt can have made
-      progress (:meth:`FailureFacts.is_bound_to_repeat`). ``--max-restarts`` is torchrun's otherwise.
+      progress (:meth:`FailureFacts.is_bound_to_repeat`). Otherwise ``max_restarts`` is what it is for torchrun.
     * A host that caused the same failure twice in a row may be left out instead, if the others suffice.
     * A host that is itself at fault is left out where a spare can take its place, or where the others suffice.
 
@@ -281,7 +282,7 @@ class AttemptPolicy:
         always: the same failure twice in a row is no reason to stop, and unknown causes have all retries.
         exclude_bad_hosts: whether hosts may be left out.
         by_progress: whether only restarts in a row are limited after which no rank had got further.
-        wait: instead of that: which retry it is, from 1 -> seconds.
+        wait: the wait in seconds by the number of the retry (the first is 1), for tests; None: by ``retry_wait_s``.
     """
 
     def __init__(

@@ -181,7 +181,7 @@ def test_a_job_begins_without_a_host_where_there_are_enough() -> None:
     """One that is missing is waited for, and then not any more."""
     _, collection = started(1, 3, needed=3)
     assert collected(collection) == ["node0", "node1", "node3"]
-    assert collection.here == [1, 3]
+    assert collection.taking_part == [1, 3]
 
 
 def test_too_few_hosts_do_not_begin() -> None:
@@ -243,7 +243,7 @@ def test_a_host_that_leaves_when_all_have_come_gets_no_ranks(monkeypatch: pytest
     leave(store, 3)
     collection._can_probe, collection._seen_at = True, dict.fromkeys([2, 3], -record_collection._STALE_RECORD_S)
     assert collected(collection) == ["node0", "node1", "node2"]
-    assert collection.here == [1, 2]
+    assert collection.taking_part == [1, 2]
     assert probed == ["node2"]
 
 
@@ -310,7 +310,7 @@ def test_a_host_that_has_left_or_could_not_start_and_comes_again_takes_part(*, c
     leave(store, 2)
     store.put("r0/host/3", encode_record(OWN._replace(name="node3", born="again")))
     assert collected(collection) == ["node0", "node1", "node3"]
-    assert collection.here == [1, 3]
+    assert collection.taking_part == [1, 3]
     assert list(collection.withdrawn) == [2]
 
 

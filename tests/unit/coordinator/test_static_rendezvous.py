@@ -99,7 +99,7 @@ def test_a_host_that_came_late_and_has_gone_since_is_waited_for_once(monkeypatch
             record = HostRecord(f"node{seat}", (TaskRecord(1, "", 7),), born=str(seat), most=3)
             client.set(f"{prefix}host/{seat}", encode_record(record))
         collection = rounds.collection(rdzv, client, prefix, can_probe=False)
-        awaited = collection.here
+        awaited = collection.taking_part
         rounds.arrange(rdzv, collection, collection.collect(rdzv, rdzv.wait_for_tasks()))
         return awaited
 
