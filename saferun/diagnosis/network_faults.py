@@ -7,6 +7,7 @@ addresses.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from saferun.diagnosis.causes.failure import Failure, shortened
@@ -27,6 +28,7 @@ _SILENT = LazyPattern(
 )
 _REFUSED = LazyPattern(r"[Cc]onnection refused|\bECONNREFUSED\b")
 _CLOSED = LazyPattern(r"Connection reset|Connection closed|Broken pipe|Socket closed")
+_CHARS_AROUND = 100
 _SILENCE, _REFUSAL, _CLOSING = "silent", "refused", "closed"
 _NETWORK_ADVICE = (
     "look at the network that the ranks use between {hosts}: interface, cable, switch port, firewall, MTU; "
@@ -74,11 +76,18 @@ def complaints_of(failures: Iterable[tuple[float, Failure]]) -> list[Complaint]:
                 if match is None:
                     continue
                 # Of several addresses the one next to the message is meant: its own stands before.
-                addresses = addresses_in(line[max(match.start() - 100, 0) : match.end() + 100])
+                addresses = addresses_in(match[0]) or addresses_in(_around(line, match))
                 if addresses:
                     found.append(Complaint(at, failure.end.rank, addresses[-1], kind, line.strip()))
                 break
     return sorted(found)
+
+
+def _around(line: str, match: re.Match[str]) -> str:
+    """A match and what stands near it, up to blanks: the beginning of an address may be another host's address."""
+    start = line.rfind(" ", 0, max(match.start() - _CHARS_AROUND, 0)) + 1
+    end = line.find(" ", match.end() + _CHARS_AROUND)
+    return line[start : end if end >= 0 else None]
 
 
 def refusals(complaints: Iterable[Complaint]) -> list[Complaint]:

@@ -185,6 +185,27 @@ def test_a_host_that_does_not_answer_over_rdma_is_named_with_the_one_that_asked(
     assert "node3" in found.headline
 
 
+@pytest.mark.parametrize("length", [10**digits for digits in range(0, 12, 2)])
+def test_of_an_rdma_request_the_peer_is_named_and_no_host_with_the_start_of_its_address(length: int) -> None:
+    """What was read of the line ended within an address: 192.168.0.1 is another host than 192.168.0.13."""
+    message = (
+        f"RuntimeError: NET/IB : Got completion from peer 10.0.0.13<44206> with status=12 opcode=129 len={length} "
+        "vendor err 129 (Recv) localGid ::ffff:192.168.0.2 remoteGids::ffff:192.168.0.13 hca mlx5_3"
+    )
+    parts = {host: lost_peer(host, 12, message=message) for host in (1, 2)}
+    found = diagnose(job({**parts, **{host: stopped(host) for host in (0, *range(3, 13))}}, hosts=13))
+    assert found.headline.startswith("nothing gets through between node13 and node2, node3: its network is cut")
+
+
+@pytest.mark.parametrize("chars", range(80, 96))
+def test_an_address_that_stands_before_or_behind_a_message_is_read_whole(chars: int) -> None:
+    """So far from it, an address was cut, and meant another host."""
+    for text in (f"Connection timed out, {'.' * chars} [10.0.0.13]:14999", f"10.0.0.13 {'.' * chars} No route to host"):
+        parts = {host: timed_out(host, message=f"{GLOO} {text}")._replace(capture=Capture()) for host in (1, 2)}
+        found = diagnose(job({**parts, **{host: stopped(host) for host in (0, *range(3, 13))}}, hosts=13))
+        assert found.headline.startswith("nothing gets through between node13 and node2, node3: its network is cut")
+
+
 def test_a_rank_that_died_is_the_cause_and_not_the_rdma_requests_to_it() -> None:
     """A dead peer and a broken link look the same to the one that waits."""
     killed = host_evidence(2, ends=[ended(4, 2, after_s=31.5, signum=9), ended(5, 2, signum=15, stopped=True)])
