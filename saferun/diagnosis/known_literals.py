@@ -76,6 +76,16 @@ LITERALS: dict[int, tuple[str, ...]] = {
     0x0B24195E: ("ample", "ecord", "ext", "ine", "nput", "ocument", "oken", "ow", "rompt", "tem", "tring", "xample"),
     0x0BA48F89: ("attempted relative import",),
     0x0C5E430C: ("client socket has ",),
+    0x0CFB6E48: (
+        " is ",
+        "EHOSTUNREACH",
+        "ENETUNREACH",
+        "ETIMEDOUT",
+        "Got completion from peer ",
+        "o route to host",
+        "onnection timed out",
+        "timed out connecting",
+    ),
     0x0D3060A4: (
         " Error: ",
         "'pipe:",
@@ -445,16 +455,6 @@ LITERALS: dict[int, tuple[str, ...]] = {
         "emote ",
     ),
     0x381C72AE: ("{lambda",),
-    0x3898C23E: (
-        " is ",
-        "EHOSTUNREACH",
-        "ENETUNREACH",
-        "ETIMEDOUT",
-        "Got completion from peer ",
-        "o route to host",
-        "onnection timed out",
-        "timed out connecting",
-    ),
     0x38D458DF: (
         "<signal handler called>",
         "_Unwind_",

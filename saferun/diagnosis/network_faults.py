@@ -24,7 +24,8 @@ NETWORK_CLASSES = frozenset({"network_between_hosts", "network_cut", "network_in
 """Causes that no rank brings about."""
 _SILENT = LazyPattern(
     r"[Cc]onnection timed out|[Nn]o route to host|(?:Network|Host) is (?:unreachable|down)|timed out connecting"
-    r"|Got completion from peer \S{1,120} with (?:error |status=)12\b|\bETIMEDOUT\b|\bEHOSTUNREACH\b|\bENETUNREACH\b"
+    r"|Got completion from peer \S{1,120} with (?:error |status=)(?:IBV_WC_\w{1,20}\()?12\b"
+    r"|\bETIMEDOUT\b|\bEHOSTUNREACH\b|\bENETUNREACH\b"
 )
 _REFUSED = LazyPattern(r"[Cc]onnection refused|\bECONNREFUSED\b")
 _CLOSED = LazyPattern(r"Connection reset|Connection closed|Broken pipe|Socket closed")
