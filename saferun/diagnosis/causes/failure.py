@@ -50,6 +50,8 @@ _NOT_FLUSHED = 120
 _SHELL_SIGNAL = 128
 _SHELL_SIGNALS = CRASH_SIGNALS | {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
 _LONGEST_PROOF = 400
+# Its summary at exit has a line or two for each metric.
+_WANDB = "wandb:"
 # How much of what rich prints below a traceback is read.
 _LINES_BELOW_A_BOX = 20
 # The rules search at most so many characters of the messages of all failures together, 2 to 4 µs each, whatever was
@@ -430,7 +432,8 @@ def _is_believed(
     if not error.innermost.exception:
         return False
     if end.status.code == 1:
-        return error.lines_after <= LINES_AT_EXIT
+        of_wandb = sum(line.startswith(_WANDB) for line in clean[error.last_message + 1 :])
+        return error.lines_after - of_wandb <= LINES_AT_EXIT
     if signum == signal.SIGINT:
         # Python ends itself by SIGINT where KeyboardInterrupt is not caught.
         return error.last.exception == "KeyboardInterrupt"

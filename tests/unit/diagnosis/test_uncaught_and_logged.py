@@ -393,3 +393,33 @@ def test_a_message_of_several_lines_is_read_to_its_end() -> None:
         error = find_python_error((*MODULE_STEP, *message))
         assert error is not None
         assert error.last.message == message
+
+
+# ------------------------------------------------------------------------------------------------- what trackers print
+
+
+SUMMARY = ("wandb:", "wandb: Run summary:", *(f"wandb:   actor/metric_{number} 0.{number}" for number in range(80)))
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank0]: "])
+def test_an_error_above_the_summary_of_wandb_is_what_ended_the_rank(prefix: str) -> None:
+    """It has a line for each metric: the rank was said to have ended without a traceback."""
+    raised = tuple(f"{prefix}{line}" for line in OOM)
+    assert found_in(*raised, *SUMMARY).class_name == "cuda_out_of_memory"
+    lost = output(1, *(f"{prefix}{line}" for line in LOST))
+    assert verdict(job(output(0, *raised, *SUMMARY), lost)) == ("cuda_out_of_memory", (0,), (1,))
+
+
+def test_a_lost_peer_above_the_summary_of_wandb_makes_a_victim() -> None:
+    found = job(output(0, *(f"[rank0]: {line}" for line in LOST), *SUMMARY), output(1, *OOM))
+    assert verdict(found) == ("cuda_out_of_memory", (1,), (0,))
+
+
+def test_an_error_above_so_many_lines_of_the_program_is_not_what_ended_it() -> None:
+    lines = (*OOM, *(f"step {number} loss 0.25" for number in range(80)))
+    assert found_in(*lines, *SUMMARY).class_name == "python_exit"
+
+
+def test_with_another_exit_code_than_an_exceptions_the_summary_counts_as_any_lines() -> None:
+    """The program may have caught the error long before."""
+    assert found_in(*OOM, *SUMMARY, code=3).class_name == "python_exit"
