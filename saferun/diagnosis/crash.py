@@ -21,6 +21,7 @@ from saferun.diagnosis.crash_cases import (
     cases_of,
     failed_by_itself,
     is_alike,
+    less_raised_for_others,
     stopped_cases,
     who_and_when,
 )
@@ -80,7 +81,8 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
     waits = waits_of(evidence, hosts, findings)
     ended = end_of_job(evidence, hosts, is_a_ranks=bool(cases) and cases[0].role is Role.CULPRIT)
     begun = {case.end.rank for case in cases if case.afterwards}
-    own = [case for case in stopped_cases(evidence, hosts) if case.end.rank not in begun]
+    stopped_with_errors = less_raised_for_others(evidence, stopped_cases(evidence, hosts), cases)
+    own = [case for case in stopped_with_errors if case.end.rank not in begun]
     # They have the root's error, and saferun stopped them before they ended by themselves.
     alike = [case for case in own if cases and case.end is not cases[0].end and is_alike(case, cases[0])]
     verdict = _judge(evidence, hosts, [*cases, *alike], findings, waits) if cases and ended is None else None

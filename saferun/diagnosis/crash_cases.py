@@ -7,6 +7,7 @@ longer come. What it had raised is the cause then, not that it lost them.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from saferun.diagnosis.alike_tracebacks import likeness
@@ -16,6 +17,7 @@ from saferun.diagnosis.causes.failure import Failure, is_of_warning
 from saferun.diagnosis.causes.own_timer import ITS_OWN_TIMER, waited_until_its_timer
 from saferun.diagnosis.causes.reasons import only_ends
 from saferun.diagnosis.causes.texts import first_line
+from saferun.diagnosis.causes.wrapped_errors import ranks_of_checkpoint
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.job_hosts import Hosts, addresses_in
 from saferun.diagnosis.judged_failures import judged_failure, noted
@@ -27,6 +29,7 @@ from saferun.diagnosis.timeouts import idle, is_timeout, not_busy, waited
 from saferun.evidence.diagnosis_values import Cause
 from saferun.evidence.job_evidence import Evidence, RankOutput
 from saferun.model import RankEnd, Value
+from saferun.text.wording import ranks_text
 
 CLOCKS_DIFFER_S = 0.25
 """How far apart the clocks are that NTP keeps."""
@@ -86,10 +89,12 @@ def cases_of(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -
         cause = _located(cause, hosts)
         cases.append(Case(_failed_at(end, output, evidence.started_at), failure, cause, role_of(cause)))
     cases = _less_waiters_for_a_build(evidence, hosts, _less_empty_exits(cases))
+    cases = _less_others_of_a_checkpoint(evidence, hosts, cases)
     if cases and evidence.stop_signum is None and all(case.role is not Role.CULPRIT for case in cases):
         # A rank that had raised by itself, and had not ended yet when it was stopped, explains more than its victims.
         stopped = stopped_cases(evidence, hosts)
         raised = [case for case in stopped if _had_raised(case, outputs[case.end.rank])]
+        raised = less_raised_for_others(evidence, raised, cases)
         found = [case for case in raised if case.role is Role.CULPRIT]
         found = found or _begun(evidence, hosts, [*cases, *raised], [*cases, *stopped])
         ranks = {case.end.rank for case in found}
@@ -165,6 +170,48 @@ def _name_in(pattern: LazyPattern, failure: Failure) -> str:
     """The name of an extension in the message of an exception; empty where the pattern is not found."""
     found = first_line(pattern, failure.messages)
     return found[1][1] if found is not None else ""
+
+
+def _less_others_of_a_checkpoint(evidence: Evidence, hosts: Hosts, cases: Sequence[Case]) -> list[Case]:
+    """See ``less_raised_for_others``: with the ranks that were stopped when they had raised the same."""
+    if not any(map(_ranks_of_checkpoint, cases)):
+        return [*cases]
+    outputs = evidence.outputs_by_rank
+    stopped = [case for case in stopped_cases(evidence, hosts) if _had_raised(case, outputs[case.end.rank])]
+    return less_raised_for_others(evidence, cases, stopped)
+
+
+def less_raised_for_others(evidence: Evidence, cases: Sequence[Case], others: Sequence[Case]) -> list[Case]:
+    """The cases; a rank that raised what a distributed checkpoint failed of on other ranks is a victim of those.
+
+    All ranks that save or load together raise one ``CheckpointException``, with the errors of those that failed. It has
+    their numbers in the process group: they are the job's only where most of its ranks have raised it, and one that it
+    names is among them.
+
+    Args:
+        evidence: of all.
+        cases: of which these are.
+        others: other ranks that have raised an error.
+    """
+    named = {case.end.rank: ranks for case in [*cases, *others] if (ranks := _ranks_of_checkpoint(case))}
+    counts = Counter(named.values())
+    half = (evidence.world_size or len(evidence.ranks)) // 2
+    of_job = {failed for rank, failed in named.items() if rank in failed and counts[failed] > half}
+    found = []
+    for case in cases:
+        failed = named.get(case.end.rank, frozenset())
+        is_victim = failed in of_job and case.end.rank not in failed and case.role is not Role.VICTIM
+        found.append(_victim_of_checkpoint(case, failed) if is_victim else case)
+    return found
+
+
+def _victim_of_checkpoint(case: Case, failed: frozenset[int]) -> Case:
+    message = f"the distributed checkpoint failed on {ranks_text(sorted(failed))}"
+    return case._replace(role=Role.VICTIM, cause=case.cause._replace(message=message))
+
+
+def _ranks_of_checkpoint(case: Case) -> frozenset[int]:
+    return ranks_of_checkpoint(case.failure.messages)
 
 
 def stopped_cases(evidence: Evidence, hosts: Hosts) -> list[Case]:

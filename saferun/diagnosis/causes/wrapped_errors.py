@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from saferun.diagnosis.causes.failure import Failure, cause, shortened
 from saferun.diagnosis.frames import location_text
-from saferun.diagnosis.lazy_patterns import LazyPattern
+from saferun.diagnosis.lazy_patterns import LazyPattern, first_match
 from saferun.diagnosis.tracebacks import Block, PythonError
 from saferun.evidence.diagnosis_values import Cause
 from saferun.model import Value
@@ -107,6 +107,17 @@ def origin_of(error: PythonError) -> Block | None:
     return origin if index < len(error.blocks) - 1 and origin.message else None
 
 
+def ranks_of_checkpoint(messages: tuple[str, ...]) -> frozenset[int]:
+    """The ranks that a distributed checkpoint failed on, as torch numbers them; empty: none, or not known completely.
+
+    Args:
+        messages: of the exception that ended a rank.
+    """
+    found = first_match(_OF_CHECKPOINT, messages)
+    ranks, is_whole = _numbers_in(found[0]) if found is not None else ([], False)
+    return frozenset(ranks if is_whole else ())
+
+
 def only_wraps(message: Sequence[str]) -> bool:
     """Whether an exception says where another one was raised, and nothing of its own."""
     return bool(message) and _ONLY_WRAPS.search(message[0]) is not None
@@ -135,7 +146,12 @@ def _first_of_ranks(message: Sequence[str]) -> str:
 
 def _ranks_in(line: str) -> str:
     """The ranks that it names; the line may be cut."""
+    ranks, is_whole = _numbers_in(line)
+    return f"{ranks_text(ranks)}{'' if is_whole else ' and others'}" if ranks else "some ranks"
+
+
+def _numbers_in(line: str) -> tuple[list[int], bool]:
+    """The ranks in a line, and whether that is not cut among them."""
     numbers, end, _ = line.partition("([")[2].partition("]")
     parts = numbers.split(",")
-    ranks = [int(part) for part in (parts if end else parts[:-1]) if part.strip().isdecimal()]
-    return f"{ranks_text(ranks)}{'' if end else ' and others'}" if ranks else "some ranks"
+    return [int(part) for part in (parts if end else parts[:-1]) if part.strip().isdecimal()], bool(end)
