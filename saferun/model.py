@@ -178,6 +178,10 @@ ABORT_REGROUPS = frozenset({"membership", "leave"})  # a host comes or goes
 ABORT_RESTARTS = ABORT_REGROUPS | {"restart"}  # nothing has failed: another attempt follows
 ABORT_NO_FAILURES = ABORT_ORDERS | ABORT_RESTARTS
 
+# Of each stream of a rank, for the diagnosis: a traceback through torch's layers is long, and where it begins matters.
+KEPT_LINES = 200
+KEPT_BYTES = 64 << 10  # C++ stacks alone can take half of it
+
 # How the ranks of one saferun are doing, as it reports that to the leader: the field ``s`` of its state.
 RANKS_RUN = "run"
 RANKS_QUIET = "quiet"  # no rank makes progress

@@ -10,6 +10,7 @@ from saferun.console.console_stream import ConsoleStream
 from saferun.console.lines import LONGEST_LOGGED_BYTES, LineAssembler, prefixed
 from saferun.errors import suppress
 from saferun.files.file_stream import FileStream
+from saferun.model import KEPT_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ READ_BYTES = 64 << 10
 # multiple of a page leave gaps in a full pipe: such a read may have emptied it.
 _LOUD_READS = 4
 _HEAP_BYTES = 4 << 20
-# Kept in memory for the diagnosis. C++ stacks alone can take half of it.
-_LAST_BYTES = 64 << 10
 # Chunks up to this size are joined, so that a rank that writes byte by byte does not cost an object per byte.
 _SMALL_BYTES = 4 << 10
 
@@ -177,7 +176,7 @@ class RankStream:
         size = len(chunk)
         self.bytes_read += size
         self._size_next(size)
-        self._keep(chunk if size <= _LAST_BYTES else chunk[-_LAST_BYTES:])
+        self._keep(chunk if size <= KEPT_BYTES else chunk[-KEPT_BYTES:])
         return size
 
     def _size_next(self, size: int) -> None:
@@ -208,7 +207,7 @@ class RankStream:
         else:
             self._last.append(chunk)
         self._kept += size
-        while self._kept - len(self._last[0]) >= _LAST_BYTES:
+        while self._kept - len(self._last[0]) >= KEPT_BYTES:
             self._kept -= len(self._last.popleft())
 
     @property
@@ -222,7 +221,7 @@ class RankStream:
 
     def last_lines(self, count: int) -> tuple[str, ...]:
         """The last lines that are not blank, decoded for display."""
-        text = b"".join(self._last)[-_LAST_BYTES:].decode(errors="replace").replace("\r", "\n")
+        text = b"".join(self._last)[-KEPT_BYTES:].decode(errors="replace").replace("\r", "\n")
         if "\x1b" in text:
             with suppress(ImportError):  # its file cannot be read: the text stays as it is
                 from saferun.console.rows import without_sequences

@@ -13,6 +13,8 @@ _DIFFERENCES = LazyPattern(
     r"0x[0-9a-fA-F]{1,20}|(?<=torch_)\d{1,20}(?:_\d{1,20}){0,4}|(?<=\]:)\d{1,6}"
     r"|\b(?:pids?|PID|rank|Rank|local_rank|cuda:|GPU|gpu|device|worker|fd)[ =:(]{0,3}(?:\(s\)|s\))?[ ]?\d{1,10}"
     r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,6})?|\[\d{1,6}\]"
+    # How much of what they wrote is known.
+    r"|\band no traceback(?: in the last \d{1,9} lines of its stderr)?"
 )
 _MOST_LINES = 60
 _OUTER_LINES = 12

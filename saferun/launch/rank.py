@@ -5,15 +5,22 @@ from __future__ import annotations
 from saferun.console.rank_stream import RankStream
 from saferun.linux.children import Child
 from saferun.linux.procfs import read_stat
-from saferun.model import ExitStatus, JsonObject, LogDestinations, Placement, RankAssignment, RankEnd, Value
+from saferun.model import (
+    KEPT_LINES,
+    ExitStatus,
+    JsonObject,
+    LogDestinations,
+    Placement,
+    RankAssignment,
+    RankEnd,
+    Value,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.launch.wrapping import Wrapper
     from saferun.linux.keyboard import StdinTerminal
 
-# Of each stream, for the diagnosis: a traceback through torch's layers is long, and where it begins matters.
-_LAST_LINES = 200
 _ENDED = frozenset({"Z", "X"})  # in /proc/PID/stat: dead, and not reaped, or just being reaped
 
 
@@ -123,4 +130,4 @@ class Rank:
     def last_lines(self, *, is_stderr: bool) -> tuple[str, ...]:
         """The last lines of its stdout or stderr."""
         stream = next((stream for stream in self.streams if stream.is_stderr is is_stderr), None)
-        return stream.last_lines(_LAST_LINES) if stream is not None else ()
+        return stream.last_lines(KEPT_LINES) if stream is not None else ()

@@ -32,7 +32,7 @@ from saferun.diagnosis.tracebacks import (
 )
 from saferun.evidence.diagnosis_values import Cause
 from saferun.evidence.job_evidence import CoreDump, Evidence, Frame, OomKill, RankOutput
-from saferun.model import RankEnd, Value
+from saferun.model import KEPT_BYTES, KEPT_LINES, RankEnd, Value
 
 CRASH_SIGNALS = frozenset(
     {signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV, signal.SIGSYS}
@@ -50,6 +50,8 @@ _NOT_FLUSHED = 120
 _SHELL_SIGNAL = 128
 _SHELL_SIGNALS = CRASH_SIGNALS | {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
 _LONGEST_PROOF = 400
+# Of what is kept of a stream, blank lines and colors are left out.
+_MANY_CHARS = KEPT_BYTES * 3 // 4
 # Its summary at exit has a line or two for each metric.
 _WANDB = "wandb:"
 # How much of what rich prints below a traceback is read.
@@ -110,7 +112,8 @@ class Failure(Value):
         cpp_error: the C++ exception that it ended with, likewise.
         fatal: what faulthandler wrote, likewise.
         lines: what is known of its stderr, cleaned.
-        stdout_lines: of its stdout, likewise.
+        cut_to: how many lines of its stderr are known where it has most likely written more; 0: all are known.
+        stdout_lines: of its stdout, cleaned.
         nccl_warnings: what NCCL has logged in either of them.
         earlier: a traceback that stands before lines of the program's own: it need not be what ended it.
         line_after: the last of those lines, also where the traceback is ``error`` all the same; empty: there are none.
@@ -130,6 +133,7 @@ class Failure(Value):
     cpp_error: CppError | None = None
     fatal: FatalReport | None = None
     lines: tuple[str, ...] = ()
+    cut_to: int = 0
     stdout_lines: tuple[str, ...] = ()
     nccl_warnings: tuple[str, ...] = ()
     earlier: PythonError | None = None
@@ -361,6 +365,7 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
         cpp_error=cpp_error,
         fatal=fatal,
         lines=tuple(clean),
+        cut_to=len(lines) if len(lines) >= KEPT_LINES or sum(map(len, lines)) >= _MANY_CHARS else 0,
         stdout_lines=tuple(stdout_lines),
         nccl_warnings=tuple(_nccl_warnings([*clean[-2 * LAST_LINES :], *stdout_lines])),
         earlier=earlier,

@@ -295,7 +295,9 @@ def python_exit(failure: Failure) -> Cause | None:
     # Rich draws its tracebacks into boxes.
     printed = (*failure.lines, *failure.stdout_lines)
     has_traceback = failure.earlier is not None or any("Traceback (most recent call last)" in line for line in printed)
-    how = f"exit code {code}{'' if has_traceback else ' and no traceback'}"
+    # What is not known may have the beginning of one with a long message.
+    known = f" in the last {failure.cut_to} lines of its stderr" if failure.cut_to else ""
+    how = f"exit code {code}{'' if has_traceback else f' and no traceback{known}'}"
     message = f"ended with {how}; its last line of output: {shortened(last.strip(), 160)}"
     message += f"; of stderr: {shortened(beside.strip(), 120)}" if beside else ""
     # It has said why, and nothing more is known.

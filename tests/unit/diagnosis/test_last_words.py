@@ -63,6 +63,25 @@ def test_a_warning_on_stderr_does_not_hide_the_last_words_on_stdout(stderr: tupl
     assert found.proof == NAN
 
 
+@pytest.mark.parametrize(("count", "length"), [(200, 40), (100, 640)])
+def test_where_earlier_lines_of_stderr_are_not_known_only_the_last_ones_have_no_traceback(
+    count: int, length: int
+) -> None:
+    """A message of 288 lines ("size mismatch for …") had pushed out the beginning of its traceback."""
+    lines = tuple(f"size mismatch for layer {number}".ljust(length, ".") for number in range(count))
+    expected = f"ended with exit code 1 and no traceback in the last {count} lines of its stderr; its last line"
+    assert found_in(*lines).message.startswith(expected)
+    assert found_in(*lines[:50]).message.startswith("ended with exit code 1 and no traceback; its last line")
+
+
+def test_ranks_that_wrote_more_and_less_and_then_ended_with_the_same_words_failed_alike() -> None:
+    more = tuple(f"step {number} loss 0.25" for number in range(199))
+    ends = (end_of(0, code=1), end_of(1, code=1))
+    found = diagnose(evidence(*ends, outputs=(output(0, *more, OWN), output(1, OWN))))
+    assert "no traceback in the last 200 lines of its stderr" in found.headline
+    assert found.headline.endswith("rank 1 failed in the same way")
+
+
 @pytest.mark.parametrize("after", [(LEFT_OPEN,), MESHGRID, ("INFO:root:closing the log",)])
 def test_a_warning_does_not_hide_the_last_words_on_stderr_either(after: tuple[str, ...]) -> None:
     found = found_in("ERROR: loss is NaN, giving up", *after, stdout=("step 7",))
