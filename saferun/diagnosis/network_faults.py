@@ -29,6 +29,8 @@ _SILENT = LazyPattern(
 )
 _REFUSED = LazyPattern(r"[Cc]onnection refused|\bECONNREFUSED\b")
 _CLOSED = LazyPattern(r"Connection reset|Connection closed|Broken pipe|Socket closed")
+# Of torch's loggers, as of a rank that tries once more to reach the store when the job starts.
+_WARNING = "[W"
 _CHARS_AROUND = 100
 _SILENCE, _REFUSAL, _CLOSING = "silent", "refused", "closed"
 _NETWORK_ADVICE = (
@@ -71,7 +73,8 @@ def complaints_of(failures: Iterable[tuple[float, Failure]]) -> list[Complaint]:
     """
     found = []
     for at, failure in failures:
-        for line in (*failure.messages, *failure.context, *failure.closing_lines):
+        closing = (line for line in failure.closing_lines if not line.startswith(_WARNING))
+        for line in (*failure.messages, *failure.context, *closing):
             for kind, pattern in ((_REFUSAL, _REFUSED), (_SILENCE, _SILENT), (_CLOSING, _CLOSED)):
                 match = pattern.search(line)
                 if match is None:

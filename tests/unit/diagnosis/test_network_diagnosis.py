@@ -149,6 +149,29 @@ def test_a_refusal_is_told_whatever_a_healthy_rank_was_doing_at_that_moment() ->
     assert cause_of(diagnose(job({**parts, 0: busy}))).class_name == "rendezvous_store_failure"
 
 
+@pytest.mark.parametrize("error", ["111 - Connection refused", "110 - Connection timed out"])
+def test_a_warning_of_torch_about_a_connection_is_no_evidence_of_what_ended_a_rank_hours_later(error: str) -> None:
+    """Ranks that come before the store get it, try again, and print little more until NCCL's watchdog ends them."""
+    warning = (
+        "[W1012 08:00:13.112 socket.cpp:764] [c10d] The client socket has failed to connect to [::ffff:10.0.0.1]:29500 "
+        f"(errno: {error})."
+    )
+    watchdog = (
+        "[E1012 11:12:13.112 ProcessGroupNCCL.cpp:685] [Rank {rank}] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=512, OpType=ALLREDUCE, NumelIn=1024, NumelOut=8192, Timeout(ms)=600000) ran for 600031 "
+        "milliseconds before timing out."
+    )
+    parts = {}
+    for host in range(4):
+        ranks = (2 * host, 2 * host + 1)
+        said = {rank: (*((warning,) if host else ()), f"[rank{rank}]:{watchdog.format(rank=rank)}") for rank in ranks}
+        ends = [ended(rank, 2, after_s=9000.0 + rank / 10, signum=6) for rank in ranks]
+        parts[host] = host_evidence(host, ends=ends, said=said)
+    found = diagnose(job(parts))
+    assert cause_of(found).class_name == "nccl_timeout"
+    assert "refuse" not in found.headline
+
+
 @pytest.mark.parametrize(("address", "advice"), [("127.0.1.1", "/etc/hosts"), ("172.17.0.1", "GLOO_SOCKET_IFNAME")])
 def test_an_address_that_every_host_has_for_itself_is_the_wrong_interface(address: str, advice: str) -> None:
     """Ranks told the others how to reach them, and chose a loopback, or the bridge of containers."""
