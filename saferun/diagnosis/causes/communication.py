@@ -367,6 +367,7 @@ _VICTIMS = (
             r"|Could not receive type from localRank \d"
             r"|Socket recv failed while polling for opId|Proxy Call to rank \d{1,6} failed"
             r"|Failed to execute operation \w{1,40} from rank \d{1,6}, retcode 6\b"
+            r"|Error encountered progressing operation=\w{1,20}, res=6\b"
             r"|lost communication with a remote daemon|Communication error with rank \d"
             r"|peer process has unexpectedly disconnected|Horovod has been shut down"
             r"|\boriginated at tensorpipe/"
