@@ -14,10 +14,11 @@ from saferun.supervisor.actions import (
     PrintLine,
     ReportDecision,
     ReportFailure,
+    ReportRestart,
     RunChecks,
     Undiagnosed,
 )
-from saferun.supervisor.ending import Failed, Leave, NotStarted, Stopped, explanation, is_final, signum_of
+from saferun.supervisor.ending import Failed, Leave, NotStarted, Regroup, Stopped, explanation, is_final, signum_of
 from saferun.supervisor.launch_state import Attempt, CutOff, LaunchState, State
 from saferun.supervisor.policy import FailureFacts
 
@@ -330,6 +331,37 @@ def follow(launch: LaunchState, decision: JobDecided, at: float) -> list[Action]
     is_own = isinstance(ending, NotStarted) and decision.exit_code != 0
     leaves = decision.next_step == "restart" and (launch.leaves_by_signal or launch.stop_signum is None)
     return [*actions, *launch.finish(_exit_code(launch) if is_own else decision.exit_code, leaves=leaves)]
+
+
+def regroup(launch: LaunchState, at: float, ending: Regroup) -> list[Action]:
+    """STOPPING | DIAGNOSING -> BACKOFF: no failure."""
+    launch.restarts += ending.is_counted
+    launch.enter(State.BACKOFF, at)
+    if ending.by:
+        return [ReportRestart(launch.number, ending.by)]
+    hosts = "a host that takes its place" if ending.is_counted else "the hosts that are there"
+    return [PrintLine(f"{ending.message}: starting all ranks again with {hosts}")]
+
+
+def wait_for_others(launch: LaunchState, at: float) -> list[Action]:
+    """-> WAITING, without end, unless the others cannot be reached, or a signal is still to be obeyed."""
+    unreachable, limit_s = launch.attempt.others.unreachable, launch.limits.unreachable_s
+    obey_at = launch.attempt.stopping.obey_at
+    if obey_at is not None:
+        launch.enter(State.WAITING, obey_at)
+        return []
+    launch.enter(State.WAITING, at + limit_s if unreachable else None)
+    if not unreachable:
+        return []
+    if launch.is_spare:
+        return [PrintLine(f"{unreachable}; this spare host waits for {limit_s:g} s at most")]
+    well = "every rank that has reported ended with exit code 0"
+    return [PrintLine(f"{unreachable}; {well}; waiting for {limit_s:g} s at most")]
+
+
+def end_well_alone(launch: LaunchState, what: str) -> list[Action]:
+    """WAITING | STOPPING -> DONE: as under torchrun, whose exit barrier ends then."""
+    return [PrintLine(f"{what}; all ranks of this host ended well"), *launch.finish(0)]
 
 
 def begin_next(launch: LaunchState, event: DeadlineExpired) -> list[Action]:

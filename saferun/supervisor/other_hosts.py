@@ -6,22 +6,26 @@ import signal
 
 from saferun.model import ABORT_ORDERS
 from saferun.supervisor.actions import Action, BroadcastDecision, PrintLine
-from saferun.supervisor.deciding import diagnose, follow, lose_as_spare
+from saferun.supervisor.deciding import (
+    diagnose,
+    end_well_alone,
+    follow,
+    lose_as_spare,
+    regroup,
+    wait_for_others,
+)
 from saferun.supervisor.ending import Ending, Failed, Hung, Regroup, Stopped, signum_of
 from saferun.supervisor.launch_state import CutOff, LaunchState, State
 from saferun.supervisor.stopping import (
     capture,
     end_cause_wait,
-    end_well_alone,
     expect_sigkill,
     fail,
     kill,
     on_signal,
-    regroup,
     stop,
     stop_as_asked,
     stop_waiting_for_orphans,
-    wait_for_others,
 )
 
 TYPE_CHECKING = False

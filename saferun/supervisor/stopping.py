@@ -16,11 +16,19 @@ from saferun.supervisor.actions import (
     CaptureEvidence,
     NotifyDone,
     PrintLine,
-    ReportRestart,
     SignalRanks,
     SweepOrphans,
 )
-from saferun.supervisor.deciding import diagnose, follow, hurry, name_of, signal_line
+from saferun.supervisor.deciding import (
+    diagnose,
+    end_well_alone,
+    follow,
+    hurry,
+    name_of,
+    regroup,
+    signal_line,
+    wait_for_others,
+)
 from saferun.supervisor.ending import Failed, Leave, Regroup, Stopped
 from saferun.supervisor.launch_state import CutOff, LaunchState, State
 
@@ -467,34 +475,3 @@ def _obey_late(launch: LaunchState, at: float) -> None:
     is_needed = is_static and not launch.may_end_alone
     if stopping.late_signal is not None and is_needed and launch.stop_signum is None and launch.attempt.ending:
         _obey_signal(launch, stopping.late_signal._replace(at=at))  # it announces nothing in STOPPING
-
-
-def regroup(launch: LaunchState, at: float, ending: Regroup) -> list[Action]:
-    """STOPPING | DIAGNOSING -> BACKOFF: no failure."""
-    launch.restarts += ending.is_counted
-    launch.enter(State.BACKOFF, at)
-    if ending.by:
-        return [ReportRestart(launch.number, ending.by)]
-    hosts = "a host that takes its place" if ending.is_counted else "the hosts that are there"
-    return [PrintLine(f"{ending.message}: starting all ranks again with {hosts}")]
-
-
-def wait_for_others(launch: LaunchState, at: float) -> list[Action]:
-    """-> WAITING, without end, unless the others cannot be reached, or a signal is still to be obeyed."""
-    unreachable, limit_s = launch.attempt.others.unreachable, launch.limits.unreachable_s
-    obey_at = launch.attempt.stopping.obey_at
-    if obey_at is not None:
-        launch.enter(State.WAITING, obey_at)
-        return []
-    launch.enter(State.WAITING, at + limit_s if unreachable else None)
-    if not unreachable:
-        return []
-    if launch.is_spare:
-        return [PrintLine(f"{unreachable}; this spare host waits for {limit_s:g} s at most")]
-    well = "every rank that has reported ended with exit code 0"
-    return [PrintLine(f"{unreachable}; {well}; waiting for {limit_s:g} s at most")]
-
-
-def end_well_alone(launch: LaunchState, what: str) -> list[Action]:
-    """WAITING | STOPPING -> DONE: as under torchrun, whose exit barrier ends then."""
-    return [PrintLine(f"{what}; all ranks of this host ended well"), *launch.finish(0)]
