@@ -7,6 +7,8 @@ After a failure they are ended, but for those that have left their rank's sessio
 an upload of a checkpoint is, and live on as under torchrun. The ranks of a launcher that a rank has started have
 sessions of their own as well, and are ended. What a saferun within the run has left when it ended is left.
 After ranks that ended with exit code 0, those that still work are waited for.
+After ranks that the user or the scheduler stops, those that handle the signal have what is left of the ranks' grace: a
+rank may be a shell, which the signal ends before the training that it has started.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from saferun.linux.children import reap
 from saferun.linux.helper import PartBase
 from saferun.linux.procfs import read_environ_entry, read_stat
 from saferun.linux.reaper import INNER_PATIENCE_S, is_reaper
-from saferun.model import ExitStatus
+from saferun.linux.signals import caught_signals
+from saferun.model import ExitStatus, Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,6 +46,20 @@ _REPORT_AFTER_S = 1.0
 _LEAVE_AFTER_S = 0.5
 # The line is repeated at intervals that double, up to the second value.
 _REPORT_EVERY_S, _LONGEST_REPORT_S = 30.0, 3600.0
+
+
+class Grace(Value):
+    """What is left of the grace of ranks that have ended.
+
+    Attributes:
+        signum: the signal that they were sent.
+        ranks: their pids.
+        left_s: seconds before SIGKILL.
+    """
+
+    signum: int
+    ranks: frozenset[int]
+    left_s: float
 
 
 class Orphans(PartBase):
@@ -111,7 +128,14 @@ class Orphans(PartBase):
     # ----------------------------------------------------------------------------------------------------------------
 
     def begin(
-        self, now: float, term_s: float, *, wait_s: float = 0.0, idle_s: float = 0.0, ends_all: bool = False
+        self,
+        now: float,
+        term_s: float,
+        *,
+        wait_s: float = 0.0,
+        idle_s: float = 0.0,
+        ends_all: bool = False,
+        grace: Grace | None = None,
     ) -> None:
         """End them, or wait for their ends.
 
@@ -121,8 +145,9 @@ class Orphans(PartBase):
             wait_s: how long those that work are waited for.
             idle_s: how long one that is waited for may do nothing before it is ended.
             ends_all: end also those that have left their rank's session.
+            grace: of those that handle the signal that their rank was sent; None: there is none.
         """
-        self._sweeps.begin(now, term_s, wait_s, idle_s, ends_all=ends_all)
+        self._sweeps.begin(now, term_s, wait_s, idle_s, ends_all=ends_all, grace=grace)
         self._sweep_guarded(now)
 
     def leave(self) -> None:
@@ -134,18 +159,23 @@ class Orphans(PartBase):
         """Find the orphans, and signal those that are to end: SIGTERM once to each process, SIGKILL later."""
         sweeps = self._sweeps
         pids, unsure = self._processes.scan()
+        in_grace = self._in_grace(pids, now)
+        pids = [pid for pid in pids if pid not in in_grace]
         detached, held = self._detached(pids, now)
         if detached:
             self._leave_behind(detached)
             pids = [pid for pid in pids if pid not in detached]
         activity = sweeps.activity if now < sweeps.wait_until else None  # None: they are not waited for any more
         # A process that waits for a disk is at work.
-        if not pids and not (unsure and (activity is not None or sweeps.is_unsure(unsure, now))):
+        if not pids and not in_grace and not (unsure and (activity is not None or sweeps.is_unsure(unsure, now))):
             self.deadline = sweeps.activity = None
             self._warn_of(unsure)
             self._on_gone(tuple(sorted(sweeps.swept)))
             return
-        self.deadline = now + (_WAIT_INTERVAL_S if activity is not None and not pids else _SWEEP_INTERVAL_S)
+        is_waiting = activity is not None or bool(in_grace)
+        self.deadline = now + (_WAIT_INTERVAL_S if is_waiting and not pids else _SWEEP_INTERVAL_S)
+        if in_grace:
+            self.deadline = min(self.deadline, sweeps.grace_until)
         if not pids:
             return
         if activity is not None:
@@ -153,7 +183,36 @@ class Orphans(PartBase):
         elif sweeps.activity is not None:
             self._end(pids, now, ", which had not ended in time")
         else:
-            self._end([pid for pid in pids if pid not in held], now, "")
+            late = [pid for pid in pids if sweeps.grace is not None and sweeps.has_had_grace(pid)]
+            self._end(late, now, ", which had not ended in time")
+            self._end([pid for pid in pids if pid not in held and pid not in late], now, "")
+
+    def _in_grace(self, pids: list[int], now: float) -> set[int]:
+        """Those that handle the signal that their rank was sent, and what these have started, until the grace is over.
+
+        They had the signal with their rank, and another one may end them at once. One in a process group of its own, as
+        timeout(1) makes, did not have it, and gets it now.
+        """
+        sweeps, found = self._sweeps, set[int]()
+        grace = sweeps.grace
+        if grace is None or now >= sweeps.grace_until:
+            return found
+        for pid in pids:  # parents come before their children
+            stat = read_stat(pid)
+            if stat is None:
+                continue
+            session = self._processes.session_of(pid)
+            if stat.ppid in found or sweeps.in_grace.get(pid) == stat.start_ticks:
+                found.add(pid)
+            elif session in grace.ranks and pid not in sweeps.swept and grace.signum in caught_signals(pid):
+                found.add(pid)
+                sweeps.in_grace[pid] = stat.start_ticks
+                _send(pid, 0 if _process_group(pid) == session else grace.signum)
+        if found and sweeps.is_report_due(now):
+            left = f"SIGKILL follows in {_duration(sweeps.grace_until - now)}, or at Ctrl-C"
+            awaited = [pid for pid in pids if pid in found and pid in sweeps.in_grace]
+            self._report(f"waiting for {self._processes.description(awaited)}; {left}")
+        return found
 
     def _await(self, pids: list[int], now: float, activity: Activity) -> None:
         """Wait for those that work, and end those that do not."""
@@ -209,15 +268,11 @@ class Orphans(PartBase):
             self._report(f"ending {self._processes.description(new)}{why}")
         for pid in pids:
             more_s = INNER_PATIENCE_S if is_reaper(pid) else 0.0
-            killing = now >= sweeps.swept.setdefault(pid, now + sweeps.term_s + more_s)
+            term_s = 0.0 if sweeps.has_had_grace(pid) else sweeps.term_s
+            killing = now >= sweeps.swept.setdefault(pid, now + term_s + more_s)
             sweeps.killed_reaper |= killing and more_s > 0
             if killing or pid in new:
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL if killing else signal.SIGTERM)
-                    stat = read_stat(pid)
-                    if stat is not None and stat.state == "T":
-                        # A stopped process takes no signal but SIGKILL before it goes on.
-                        os.kill(pid, signal.SIGCONT)
+                _send(pid, signal.SIGKILL if killing else signal.SIGTERM)
 
     def end(self) -> None:
         """The time for the sweep is over: report what is left, and leave it, so that the next attempt can begin."""
@@ -306,11 +361,16 @@ class _Sweeps:
         self.activity: Activity | None = None  # of those that are waited for; None: none is
         self.ends_all = False
         self.leave_at: float | None = None  # when those that have left their rank's session are left
+        self.grace: Grace | None = None  # None: what has had one has none any more
+        self.grace_until = 0.0
+        self.in_grace: dict[int, int] = {}  # pid of each that handles the signal -> when it started, in clock ticks
         self.killed_reaper = False  # that of a saferun within the run, whose ranks may live on
         self._unsure: dict[int, float] = {}  # pid -> until when it is still unknown whether it is one of them
         self._report_at, self._report_every_s = 0.0, _REPORT_EVERY_S
 
-    def begin(self, now: float, term_s: float, wait_s: float, idle_s: float, *, ends_all: bool) -> None:
+    def begin(
+        self, now: float, term_s: float, wait_s: float, idle_s: float, *, ends_all: bool, grace: Grace | None
+    ) -> None:
         """See ``Orphans.begin``. It begins again where they are to be ended that have been waited for."""
         self.began_at = now
         self.term_s, self.idle_s = term_s, idle_s
@@ -318,10 +378,16 @@ class _Sweeps:
         self._report_at, self._report_every_s = now + _REPORT_AFTER_S, _REPORT_EVERY_S
         self.activity = Activity(idle_s) if wait_s > 0 else None
         self.ends_all = self.ends_all or ends_all
+        self.grace, self.grace_until = grace, now + grace.left_s if grace is not None else now
         if self.leave_at is None and wait_s <= 0:
             self.leave_at = now + _LEAVE_AFTER_S
         # A process that is being ended already gets no more time.
         self.swept = {pid: min(kill_at, now + term_s) for pid, kill_at in self.swept.items()}
+
+    def has_had_grace(self, pid: int) -> bool:
+        """Whether a process has had a signal that it handles, and time for it."""
+        stat = read_stat(pid) if pid in self.in_grace else None
+        return stat is not None and stat.start_ticks == self.in_grace[pid]
 
     def is_unsure(self, pids: Iterable[int], now: float) -> bool:
         """Whether it may still become known of any of these whether it is a rank's."""
@@ -352,6 +418,24 @@ class _Sweeps:
             self._report_at += lost_s
             self.swept = {pid: kill_at + lost_s for pid, kill_at in self.swept.items()}
             self.activity.make_up_for(lost_s)
+
+
+def _send(pid: int, signum: int) -> None:
+    """Signal a process; 0: only have it go on, if it is stopped."""
+    with suppress(OSError):
+        os.kill(pid, signum)
+        stat = read_stat(pid)
+        if stat is not None and stat.state == "T":
+            # A stopped process takes no signal but SIGKILL before it goes on.
+            os.kill(pid, signal.SIGCONT)
+
+
+def _process_group(pid: int) -> int:
+    """The process group of a process; -1 if it has ended."""
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return -1
 
 
 def _is_in_the_way(pid: int, tables: Tables) -> bool:

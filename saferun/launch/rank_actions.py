@@ -14,7 +14,7 @@ from saferun.errors import SaferunError, suppress
 from saferun.launch.exec_wait import ExecWait
 from saferun.launch.launch_context import HostAttempt, LaunchContext
 from saferun.launch.orphaned_segments import OrphanedSegments
-from saferun.launch.orphans import Orphans
+from saferun.launch.orphans import Grace, Orphans
 from saferun.launch.rank import Rank
 from saferun.launch.rank_group import RankGroup
 from saferun.linux.children import Child, signal_child, without_descriptor
@@ -282,8 +282,23 @@ class RankActions(PartBase):
             for rank in self._context.current.ranks:
                 self.orphans.note_script(rank.pid, rank.assignment.rank)
         self.orphans.begin(
-            time.monotonic(), action.term_s, wait_s=action.wait_s, idle_s=action.idle_s, ends_all=action.ends_all
+            time.monotonic(),
+            action.term_s,
+            wait_s=action.wait_s,
+            idle_s=action.idle_s,
+            ends_all=action.ends_all,
+            grace=self._grace(action),
         )
+
+    def _grace(self, action: actions.SweepOrphans) -> Grace | None:
+        """What is left of the ranks' grace, for what has had their signal with them.
+
+        Of a rank under a tool only the script has had it.
+        """
+        ranks = self._context.current.ranks
+        sent = [rank for rank in ranks if rank.wrapped is None and action.signum in rank.signals]
+        pids = frozenset(rank.child.pid for rank in sent)
+        return Grace(action.signum, pids, action.grace_s) if action.grace_s > 0 else None
 
     def _left_pipes(self, group: RankGroup) -> list[tuple[int, int, str]]:
         """Copies of the ranks' pipes, which outlive the attempt, and where the output of each goes: console and file.

@@ -110,7 +110,11 @@ class RankProcesses:
 
     def is_in_session(self, pid: int) -> bool:
         """Whether a process is in the session of a rank of this attempt."""
-        return self._attempt.sessions.session_of(pid) is not None
+        return self.session_of(pid) is not None
+
+    def session_of(self, pid: int) -> int | None:
+        """The pid of the rank of this attempt in whose session a process is; None: it is in none."""
+        return self._attempt.sessions.session_of(pid)
 
     def scan(self) -> tuple[list[int], list[int]]:
         """Those that are there now, parents before children; and those of which that cannot be known without a wait."""

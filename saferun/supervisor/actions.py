@@ -105,6 +105,8 @@ class SweepOrphans(Value):
         leave: they are left as they are.
         ends_all: those that have left their rank's session are ended as well; otherwise they are left as they are,
             unless they are waited for.
+        signum: that the ranks were sent because the job is to end; 0: it is not, or their grace is over.
+        grace_s: seconds before SIGKILL for processes that handle this signal: what is left of the ranks' grace.
     """
 
     attempt: int
@@ -113,6 +115,8 @@ class SweepOrphans(Value):
     idle_s: float = 0.0
     leave: bool = False
     ends_all: bool = False
+    signum: int = 0
+    grace_s: float = 0.0
 
 
 class Diagnose(Value):

@@ -1,4 +1,4 @@
-"""DIAGNOSING and BACKOFF: the cause of a failed attempt, and whether there is another one. Pure."""
+"""DIAGNOSING, WAITING and BACKOFF: the cause of a failed attempt, whether there is another one, other hosts. Pure."""
 
 from __future__ import annotations
 

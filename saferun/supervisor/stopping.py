@@ -227,7 +227,7 @@ def kill(launch: LaunchState, at: float) -> list[Action]:
     """STARTING | RUNNING | CAPTURING | STOPPING -> STOPPING: SIGKILL now, whatever the ranks have been sent before."""
     stopping = launch.attempt.stopping
     if launch.state is State.STOPPING and stopping.stage == "sweeping":
-        return [SweepOrphans(launch.number, 0.0)]
+        return _kill_orphans(launch, at)
     if not launch.attempt.running:
         return sweep(launch, at)
     return _kill(launch, at) if stopping.stage in {"none", "signalled"} else []
@@ -381,7 +381,7 @@ def _may_be_awaited(launch: LaunchState, event: SignalReceived) -> bool:
 
 def _end_grace(launch: LaunchState, at: float) -> list[Action]:
     if launch.state is State.STOPPING and launch.attempt.stopping.stage == "sweeping":
-        return [SweepOrphans(launch.number, 0.0)]
+        return _kill_orphans(launch, at)
     if launch.attempt.stopping.stage == "killed":
         return []  # a rank that SIGKILL does not end is given up when it was to be
     line = PrintLine(f"SIGINT: killing {ranks_count(len(launch.attempt.running))}", of_signal=True)
@@ -407,9 +407,13 @@ def ranks_count(count: int) -> str:
 def sweep(launch: LaunchState, at: float) -> list[Action]:
     """-> STOPPING: no rank is left; end the processes that they left behind, or wait for their end."""
     attempt, stopping, limits = launch.attempt, launch.attempt.stopping, launch.limits
+    # A rank may be a shell, which a signal ends before the training that it has started. After a failure, and for a
+    # restart, there is no time for that: the next attempt needs the GPUs.
+    is_to_end = stopping.stage == "signalled" and isinstance(attempt.ending, Stopped | Leave)
+    grace_s = max(stopping.kill_at - at, 0.0) if is_to_end else 0.0
     stopping.stage = "sweeping"
     if attempt.ending is not None or attempt.others.cut_off is not None:
-        return _end_orphans(launch, at)
+        return _end_orphans(launch, at, grace_s)
     # All ranks ended well: processes that still work are the user's.
     wait_s = limits.orphans_s if launch.orphans == "wait" else 0.0
     stopping.awaits_orphans = launch.orphans != "leave"
@@ -428,10 +432,18 @@ def stop_waiting_for_orphans(launch: LaunchState, at: float) -> list[Action]:
     return _end_orphans(launch, at) if launch.attempt.stopping.awaits_orphans else []
 
 
-def _end_orphans(launch: LaunchState, at: float) -> list[Action]:
-    launch.attempt.stopping.awaits_orphans = False
-    launch.enter(State.STOPPING, at + launch.limits.sweep_s)
-    return [SweepOrphans(launch.number, launch.limits.sweep_term_s, ends_all=launch.orphans == "end")]
+def _end_orphans(launch: LaunchState, at: float, grace_s: float = 0.0) -> list[Action]:
+    stopping = launch.attempt.stopping
+    stopping.awaits_orphans = False
+    launch.enter(State.STOPPING, at + grace_s + launch.limits.sweep_s)
+    sweep = SweepOrphans(launch.number, launch.limits.sweep_term_s, ends_all=launch.orphans == "end")
+    return [sweep._replace(signum=stopping.signum, grace_s=grace_s) if grace_s > 0 else sweep]
+
+
+def _kill_orphans(launch: LaunchState, at: float) -> list[Action]:
+    end_at = at + launch.limits.sweep_s
+    launch.enter(State.STOPPING, end_at if launch.deadline is None else min(launch.deadline, end_at))
+    return [SweepOrphans(launch.number, 0.0)]
 
 
 def on_orphans_gone(launch: LaunchState, event: OrphansGone) -> list[Action]:
