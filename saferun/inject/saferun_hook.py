@@ -38,8 +38,8 @@ _EINVAL = 22
 _S_IFMT, _S_IFIFO = 0o170000, 0o010000
 _MANY = 64
 _MOST_SWEPT = 128
-_SPARE_THREADS = 256
-"""So many more must fit into the limits after the worker server's own."""
+_SPARE_FACTOR, _SPARE_THREADS = 8, 256
+"""The worker server's threads must fit into the limits so many times, and so many more: the script needs some, too."""
 
 
 # -------------------------------------------------------------------------------------------------------------- stacks
@@ -139,7 +139,7 @@ def _siblings() -> int:
 
 
 def _has_room_for(threads: int) -> bool:
-    """Whether that many more threads, in every rank of the host, stay well below the limits.
+    """Whether that many more threads, in every rank of the host, take a small part of what the limits leave.
 
     The server's thread makes the others and cannot bear to be refused one: the rank would die of it.
     """
@@ -149,7 +149,7 @@ def _has_room_for(threads: int) -> bool:
             return False
     if _read("/proc/sys/vm/overcommit_memory").strip() == "2":
         return False
-    wanted = threads * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) + _SPARE_THREADS
+    wanted = _SPARE_FACTOR * threads * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) + _SPARE_THREADS
     limit = os.sysconf("SC_CHILD_MAX")  # RLIMIT_NPROC; a user has at most as many threads as the host
     if limit >= 0 and int(_read("/proc/loadavg").split()[3].partition("/")[2]) + wanted > limit:
         return False

@@ -563,14 +563,30 @@ def test_the_server_is_left_out_where_threads_are_scarce(monkeypatch: pytest.Mon
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert hook._has_room_for(10)
     for group in ("/sys/fs/cgroup/job", "/sys/fs/cgroup/job/step", "/sys/fs/cgroup", "/sys/fs/cgroup/pids/old"):
-        texts |= {f"{group}/pids.max": "1000\n", f"{group}/pids.current": "700\n"}
+        texts |= {f"{group}/pids.max": "2000\n", f"{group}/pids.current": "1200\n"}
         assert not hook._has_room_for(10), group
-        texts |= {f"{group}/pids.current": "600\n"}
+        texts |= {f"{group}/pids.current": "1100\n"}
         assert hook._has_room_for(10), group
         texts |= {f"{group}/pids.max": "max\n"}
         assert hook._has_room_for(1000), group
-    monkeypatch.setattr(os, "sysconf", lambda _name: 1000)
+    monkeypatch.setattr(os, "sysconf", lambda _name: 1700)
     assert not hook._has_room_for(10)
+    monkeypatch.setattr(os, "sysconf", lambda _name: 1800)
+    assert hook._has_room_for(10)
+
+
+@pytest.mark.parametrize(("processors", "most", "has_room"), [(128, 2048, False), (128, 16384, True), (8, 2048, True)])
+def test_the_server_takes_a_small_part_of_the_threads_that_a_container_has(
+    monkeypatch: pytest.MonkeyPatch, processors: int, most: int, has_room: bool
+) -> None:
+    """Podman's limit is 2048: on 128 processors the servers of 8 ranks took half of it from data loaders."""
+    hook = importlib.import_module("saferun.inject.saferun_hook")
+    group = "/sys/fs/cgroup/pids"
+    texts = {f"{group}/pids.max": f"{most}\n", f"{group}/pids.current": "300\n"}
+    monkeypatch.setattr(hook, "_read", lambda path: texts.get(path, ""))
+    monkeypatch.setattr(os, "sysconf", lambda _name: -1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert hook._has_room_for(processors) == has_room
 
 
 # ----------------------------------------------------------------------------------------------------------- heartbeat
