@@ -234,7 +234,7 @@ class ConsoleStream:
         """Lines without the tag that stands right behind the prefix."""
         prefix, tag = self.prefix, self._tag
         if lines.startswith(prefix + tag):
-            lines = prefix + lines[len(prefix + tag) :].lstrip(b" ")
+            lines = prefix + lines[len(prefix + tag) :].removeprefix(b" ")
         for end in (b" ", b""):
             lines = lines.replace(b"\n" + prefix + tag + end, b"\n" + prefix)
         return lines

@@ -316,3 +316,16 @@ def test_a_line_that_is_taken_back_and_fed_again_is_the_same(chunks: list[bytes]
         assert again.feed(again.take_back() + chunk) == plain.feed(chunk)
         assert again.unfinished == plain.unfinished
         assert again.overwrites_itself == plain.overwrites_itself
+
+
+@pytest.mark.parametrize("is_whole", [True, False], ids=["at once", "line by line"])
+def test_without_torchs_tag_a_line_keeps_its_indentation(*, is_whole: bool) -> None:
+    """Line by line, all spaces behind the tag were removed: frames of a traceback stood at the margin."""
+    lines = [b"Traceback (most recent call last):\n", b'  File "a.py", line 1, in f\n', b"    f()\n", b"Error\n"]
+    tagged = [b"[rank0]: " + line for line in lines] + [b"[rank0]:\n"]
+    with Reader.pipe() as reader, console(reader) as screen:
+        stream = ConsoleStream(screen.out, b"[0] ", tag=b"[rank0]:")
+        for chunk in [b"".join(tagged)] if is_whole else tagged:
+            stream.feed(chunk, now=0.0)
+        drain(screen, reader)
+        assert reader.taken == b"".join(b"[0] " + line for line in [*lines, b"\n"])
