@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from saferun.console.pane import Pane
     from saferun.console.screen import Screen
 
-# A line without an end, a prompt with a long answer for example, is shown in as many rows as it needs, up to this many.
+# A line without an end, a prompt with a long answer for example, is shown in as many rows as it needs, up to this many;
+# of a longer one the newest are shown.
 _MOST_WRAPPED_ROWS = 8
+_LONGEST_CHARACTER_BYTES = 4
 # Bytes of text, line ends, carriage returns, tabs and bells. Of the others ESC begins colours too, and \xc2 letters: a
 # chunk that has one is searched.
 _PLAIN = bytes(byte for byte in range(256) if (byte >= 0x20 and byte not in {0x7F, 0xC2}) or byte in b"\a\t\n\r")  # noqa: PLR2004
@@ -82,7 +84,7 @@ class ConsoleStream:
             return ()
         if self._colors is not None:
             line = self._colors.opening + line
-        return self._wrapped(line) if self._pane.target.is_terminal and not self._lines.overwrites_itself else (line,)
+        return self._wrapped(line) if self._pane.target.is_terminal else (line,)
 
     def new(self, shown: Sequence[bytes]) -> list[bytes]:
         """Of a bar, the rows that are printed now where there is no terminal.
@@ -99,15 +101,22 @@ class ConsoleStream:
         return [row for row in self.live if row not in shown]
 
     def _wrapped(self, line: bytes) -> tuple[bytes, ...]:
-        """An unfinished line as the rank's own terminal would show it: what is typed behind a prompt may be long."""
+        """An unfinished line as the rank's own terminal would show it: what is typed behind a prompt may be long.
+
+        A bar is one row. What is shown is bounded in any case: it is drawn again with each line of any rank.
+        """
         with suppress(Exception):
             columns = self.columns
-            if 0 < columns < len(line) <= columns * _MOST_WRAPPED_ROWS:
+            width = max(columns, 1)
+            longest = width * _MOST_WRAPPED_ROWS * _LONGEST_CHARACTER_BYTES
+            if len(line) > (longest if self._lines.overwrites_itself else columns):
+                from saferun.console.open_colors import rest_of
                 from saferun.console.rows import Rows
 
-                rows = Rows(columns)
-                rows.feed(line)
-                return tuple(rows.live)
+                rows = Rows(width)
+                # In steps of a row, so that its rows do not move with each character.
+                rows.feed(rest_of(line, -(-max(len(line) - longest, 0) // width) * width))
+                return tuple(rows.live[-_MOST_WRAPPED_ROWS if columns > 0 else -1 :])
         return (line,)
 
     @property

@@ -12,6 +12,11 @@ from saferun.console.screen_row import Style
 
 _COLORS = re.compile(rb"\x1b\[([0-9;:]*)m")
 _RESET = b"\x1b[0m"
+_RESETS = frozenset({b"", b"0"})
+# Of the sequences before the rest of a line, so many decide over its colours at most.
+_MOST_SEQUENCES = 64
+# UTF-8: all bytes of a character but its first.
+_LATER_BYTES = bytes(range(0x80, 0xC0))
 
 
 class OpenColors:
@@ -42,3 +47,19 @@ class OpenColors:
             self._style = self._style.changed(found[1].decode())
         closing = _RESET if not self.is_plain else b""
         return line[: len(line) - len(text)] + opening + content + closing + text[len(content) :]
+
+
+def rest_of(line: bytes, start: int) -> bytes:
+    """What follows in a line from an offset on, in its colours; no character and no colour sequence is cut in two."""
+    before: list[bytes] = []
+    at = line.rfind(b"\x1b[", 0, start + 1)
+    while at >= 0 and len(before) < _MOST_SEQUENCES:
+        found = _COLORS.match(line, at)
+        if found is not None:
+            start = max(start, found.end())
+            before.append(found[0])
+            if found[1] in _RESETS:
+                break
+        at = line.rfind(b"\x1b[", 0, at)
+    rest = line[start:]
+    return b"".join(reversed(before)) + (rest.lstrip(_LATER_BYTES) if start else rest)

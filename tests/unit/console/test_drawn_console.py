@@ -336,6 +336,96 @@ def test_what_is_typed_behind_a_prompt_wraps() -> None:
         assert "".join(job.shown.lines[:-1]) == f"[0] name? {answer.decode()}"
 
 
+def test_of_a_long_unfinished_line_the_newest_rows_are_drawn() -> None:
+    """It was drawn in full with each line of any rank: a megabyte each time, and ranks waited for the terminal."""
+    with ranks(2) as job:
+        dots = b"".join(b"%04d." % number for number in range(5000))
+        width = COLUMNS - len("[0] ")
+        full = len(dots) // width * width
+        newest = [f"[0] {dots[at : at + width].decode()}" for at in range(full - 7 * width, len(dots), width)]
+        job.write(0, dots)
+        job.wait()
+        assert job.shown.lines == newest
+        for _ in range(10):
+            job.write(1, b"loss\n")
+            assert job.screen.out.target.waiting_bytes < 2 * 8 * COLUMNS
+            assert job.shown.lines[-8:] == newest
+        job.write(0, b"end\n")
+        job.close()
+        assert job.shown.lines[:10] == ["[1] loss"] * 10
+        assert "".join(job.shown.lines[10:]) == f"[0] {dots.decode()}end"
+
+
+def test_of_a_growing_line_only_the_newest_row_changes() -> None:
+    with ranks(1) as job:
+        job.write(0, b"." * 3000)
+        seen = []
+        for _ in range(5):
+            job.write(0, b"x")
+            job.wait()
+            seen.append(job.shown.lines)
+        assert len({tuple(lines[:-1]) for lines in seen}) == 1
+        assert [lines[-1].count("x") for lines in seen] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("text", ["ü", "日本", "✓ok", "🚀"])
+@pytest.mark.parametrize("more", range(6))
+def test_no_character_of_a_long_unfinished_line_is_cut(text: str, more: int) -> None:
+    with ranks(1) as job:
+        whole = "a" * more + text * 3000
+        job.write(0, whole.encode())
+        job.wait()
+        lines = job.shown.lines
+        shown = "".join(line.removeprefix("[0] ") for line in lines)
+        assert 5 <= len(lines) <= 8
+        assert whole.endswith(shown)
+
+
+@pytest.mark.parametrize("more", range(8))
+@pytest.mark.parametrize("begin", [b"\x1b[32m", b"\x1b[1m\x1b[0m\x1b[31m\x1b[0;32m", b"\x1b[31mred\n\x1b[32m"])
+def test_a_long_unfinished_line_keeps_its_colour(begin: bytes, more: int) -> None:
+    with ranks(1) as job:
+        job.write(0, begin + b"." * (2800 + more))
+        job.wait()
+        assert {color for *_, color in job.shown.colored[-8:]} == {"green"}
+        # However the cut is placed, none of a sequence is shown as text.
+        job.write(0, b"\x1b[31m.\x1b[0m\x1b[34m" * 2000)
+        job.wait()
+        shown = job.shown
+        assert {text.strip(".") for _, _, text, _ in shown.colored} <= {"", "red"}
+        assert shown.is_plain
+
+
+def test_a_colour_of_the_previous_line_is_that_of_a_long_unfinished_one() -> None:
+    with ranks(1) as job:
+        job.write(0, b"\x1b[32mgreen\n" + b"." * 5000)
+        job.wait()
+        assert {color for *_, color in job.shown.colored[-8:]} == {"green"}
+
+
+def test_a_long_line_that_began_with_a_carriage_return_is_bounded_as_well() -> None:
+    with ranks(2) as job:
+        job.write(0, b"epoch 1\rstep 1\r" + b"." * 100_000)
+        job.wait()
+        assert job.screen.out.target.waiting_bytes < 2 * 8 * COLUMNS
+        assert len(job.shown.lines) == 8
+        job.write(0, b"\r" + "█".encode() * 200)
+        job.wait()
+        assert len(job.shown.lines) == 1
+
+
+def test_where_the_prefix_takes_the_whole_width_a_long_unfinished_line_is_one_row() -> None:
+    with Reader.terminal(ROWS, 4) as reader, console(reader) as screen:
+        job = Ranks(1, reader, screen)
+        job.write(0, b"." * 100_000 + b"x")
+        job.wait()
+        assert screen.out.target.waiting_bytes < 100
+        shown = Shown(4, ROWS)
+        drain(screen, reader)
+        shown.feed(reader.taken)
+        assert shown.lines == ["[0]x"]
+
+
 def test_a_colour_that_a_rank_leaves_set_is_its_own() -> None:
     """It once coloured the lines of saferun, and the shell after the end."""
     with ranks(2) as job:
