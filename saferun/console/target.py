@@ -373,14 +373,19 @@ class Target:
         try:
             self.fd = os.open(f"/proc/self/fd/{self.fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError:
-            return self._write_carefully
+            if (terminal := _open_own_terminal(self.fd)) < 0:
+                return self._write_carefully
+            self.fd = terminal
         return self._write_plainly
 
     def _write_plainly(self, blocks: Sequence[bytes | memoryview]) -> int:
         return os.writev(self.fd, blocks)
 
     def _write_carefully(self, blocks: Sequence[bytes | memoryview]) -> int:
-        """For a pipe or terminal of another user, which cannot be opened again: small writes when it is writable."""
+        """For what cannot be opened again, as a pipe of another user: small writes when it is writable.
+
+        A terminal is writable while it has room for a byte, so that only the own one is never waited for.
+        """
         import select
 
         poll = select.poll()
@@ -414,3 +419,15 @@ def _is_own_terminal(fd: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _open_own_terminal(fd: int) -> int:
+    """Open the terminal that this process was started on, if this is it; after ``su`` it is another user's. -1: no."""
+    if not _is_own_terminal(fd):
+        return -1
+    from saferun.linux.streams import open_own_terminal
+
+    try:
+        return open_own_terminal()
+    except OSError:
+        return -1

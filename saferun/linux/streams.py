@@ -8,7 +8,7 @@ import stat
 import struct
 
 from saferun.errors import suppress
-from saferun.linux.descriptors import open_null
+from saferun.linux.descriptors import close_on_error, open_null
 
 _F_SETPIPE_SZ, _F_GETPIPE_SZ = 1031, 1032
 _LARGEST_PIPE_BYTES = 1 << 20
@@ -136,6 +136,20 @@ def is_in_background(fd: int) -> bool:
         return os.tcgetpgrp(fd) not in {0, os.getpgrp()}
     except OSError:
         return False
+
+
+def open_own_terminal() -> int:
+    """Open this session's terminal, also one of another user, to write to it without waiting: an open file of its own.
+
+    Raises:
+        OSError: the session has none, or it has no name here.
+
+    Source: tty(4).
+    """
+    fd = os.open("/dev/tty", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with close_on_error(fd):
+        os.tcgetpgrp(fd)  # in some containers it is no terminal
+    return fd
 
 
 def leave_keyboard() -> int:

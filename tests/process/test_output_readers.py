@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
+import termios
 import time
 from pathlib import Path
 
@@ -328,3 +331,38 @@ def test_saferun_does_not_make_the_streams_it_shares_non_blocking(tmp_path: Path
         assert os.get_blocking(pipe.write_end)
         pipe.close_write_end()
         assert b"done" in pipe.reader().all()
+
+
+# It has inherited the terminal of another user, which it may not open: all that it needs is imported before.
+AFTER_SU = """
+import fcntl, os, select, sys, termios
+from saferun.console.target import Target
+import saferun.linux.streams
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(54321)
+    os.setuid(54321)
+target = Target(0, skipping=True, where=str)
+for number in range(100):
+    target.put(b"x" * 4000 + b"\\n")
+    target.flush()
+print(target.is_terminal, target.waiting_bytes > 0, os.get_blocking(0), os.get_terminal_size(target.fd).columns)
+"""
+
+
+def test_a_terminal_of_another_user_that_is_not_read_stalls_nothing() -> None:
+    """After su, saferun waited in ``write`` where there was room for a few bytes: no signal was handled."""
+    master, slave = os.openpty()
+    try:
+        termios.tcsetwinsize(slave, (30, 90))
+        os.fchmod(slave, 0)
+        command = [sys.executable, "-c", AFTER_SU]
+        environ = {**os.environ, "TERM": "xterm"}
+        done = subprocess.run(
+            command, stdin=slave, capture_output=True, env=environ, start_new_session=True, timeout=60.0, check=True
+        )
+        assert done.stdout == b"True True True 90\n"
+    finally:
+        os.close(master)
+        os.close(slave)

@@ -8,6 +8,8 @@ import os
 import re
 import socket
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -513,18 +515,22 @@ def test_a_socket_is_written_without_waiting_and_left_blocking() -> None:
         assert target.is_empty
 
 
-def test_a_pipe_that_cannot_be_opened_again_is_written_with_care(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After ``su`` the pipe is another user's: small writes while there is room, and never a wait."""
+@pytest.mark.parametrize("make", [Reader.pipe, partial(Reader.terminal, raw=True)], ids=["pipe", "terminal"])
+def test_what_cannot_be_opened_again_is_written_with_care(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Reader]
+) -> None:
+    """After ``su`` a pipe is another user's: small writes while there is room. A terminal may have no name, either."""
 
     def refuse(*_: object) -> int:
         raise PermissionError
 
-    with Reader.pipe() as reader:
+    with make() as reader:
+        monkeypatch.setattr(target_module, "_is_own_terminal", os.isatty)
         monkeypatch.setattr(os, "open", refuse)
         target = Target(reader.fd, skipping=False, where=str)
         monkeypatch.undo()
         assert target.fd == reader.fd
-        text = b"".join(b"line %d\n" % i for i in range(5000))
+        text = b"".join(b"line %d\n" % i for i in range(3000))
         target.put(text)
         assert read_all(target, reader) == text
 
