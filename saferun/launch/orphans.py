@@ -115,6 +115,11 @@ class Orphans(PartBase):
         return self._leaves_all or self._processes.is_left
 
     @property
+    def has_given_up(self) -> bool:
+        """Whether any were signalled in vain and are still there."""
+        return self._processes.has_given_up
+
+    @property
     def began_at(self) -> float:
         """When the wait for them began, in monotonic seconds."""
         return self._sweeps.began_at

@@ -23,6 +23,7 @@ from saferun.linux.procfs import read_stat
 from saferun.linux.reaper import Reaper
 from saferun.linux.signals import caught_signals
 from saferun.linux.small_files import read_pairs
+from saferun.linux.streams import has_writers
 from saferun.model import RANKS_LEFT_OVER, ExitStatus, signal_name
 from saferun.supervisor import actions, events
 from saferun.supervisor.machine import State
@@ -301,21 +302,22 @@ class RankActions(PartBase):
         return Grace(action.signum, pids, action.grace_s) if action.grace_s > 0 else None
 
     def _left_pipes(self, group: RankGroup) -> list[tuple[int, int, str]]:
-        """Copies of the ranks' pipes, which outlive the attempt, and where the output of each goes: console and file.
+        """Copies of the pipes that outlive the attempt, and where the output of each goes: console and file.
 
-        Empty if nothing is left running; without a usable /proc that cannot be known. The files are those of torchrun's
-        options, which what is left running would hold open itself there.
+        Those to which a process can still write, also one of which nothing shows that it is a rank's. The files are
+        those of torchrun's options, which what is left running would hold open itself there.
         """
+        held = [(rank, stream) for rank in group.ranks for stream in rank.streams if has_writers(stream.fd)]
+        if held and not self.orphans.is_left and read_stat(os.getpid()) is not None:
+            # What was killed and has not ended writes no more: who reads from saferun does not wait for that.
+            held = [] if self.orphans.has_given_up else [(rank, one) for rank, one in held if rank.end is not None]
         found: list[tuple[int, int, str]] = []
-        if not self.orphans.is_left and read_stat(os.getpid()) is not None:
-            return found
-        for rank in group.ranks:
+        for rank, stream in held:
             position, goals = group.plan.position(rank.assignment), group.plan.destinations
-            for stream in rank.streams:
-                path = (goals.stderrs if stream.is_stderr else goals.stdouts)[position]
-                console = (2 if stream.is_stderr else 1) if stream.is_shown else -1
-                with suppress(OSError):  # there are no descriptors left
-                    found.append((os.dup(stream.fd), console, "" if path == os.devnull else path))
+            path = (goals.stderrs if stream.is_stderr else goals.stdouts)[position]
+            console = (2 if stream.is_stderr else 1) if stream.is_shown else -1
+            with suppress(OSError):  # there are no descriptors left
+                found.append((os.dup(stream.fd), console, "" if path == os.devnull else path))
         return found
 
     def _copy_left_output(self, pipes: list[tuple[int, int, str]]) -> None:

@@ -108,6 +108,11 @@ class RankProcesses:
         """Whether any that are left to live on are there now."""
         return self.has_left and bool(self._left.living(living_processes()))
 
+    @property
+    def has_given_up(self) -> bool:
+        """Whether any that no signal ends are there now."""
+        return any(_lives(pid, started) for pid, started in self._given_up.items())
+
     def is_in_session(self, pid: int) -> bool:
         """Whether a process is in the session of a rank of this attempt."""
         return self.session_of(pid) is not None

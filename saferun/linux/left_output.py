@@ -17,6 +17,7 @@ from saferun.linux.descriptors import close_all_but, open_null
 from saferun.linux.ownership import open_ours
 from saferun.linux.pidfd import open_pidfd
 from saferun.linux.prctl import set_name
+from saferun.linux.streams import has_writers
 
 _CHUNK_BYTES = 64 << 10
 _DROPPED = -1
@@ -38,7 +39,7 @@ def copy_left_output(pipes: Sequence[tuple[int, int, str]]) -> int:
     Returns:
         The pid of the process; 0 where no process holds the other end of any, or none can be forked.
     """
-    held = [pipe for pipe in pipes if _has_writers(pipe[0])]
+    held = [pipe for pipe in pipes if has_writers(pipe[0])]
     if not held:
         return 0
     owner_pid = os.getpid()
@@ -46,12 +47,6 @@ def copy_left_output(pipes: Sequence[tuple[int, int, str]]) -> int:
         return fork(lambda: _copy(held, owner_pid))
     except OSError:
         return 0
-
-
-def _has_writers(source: int) -> bool:
-    poll = select.poll()
-    poll.register(source, 0)
-    return not any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))
 
 
 def _copy(pipes: Sequence[tuple[int, int, str]], owner_pid: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import stat
 import struct
 
@@ -78,6 +79,16 @@ def _user_limit_bytes() -> int:
     with suppress(OSError, ValueError), open(_USER_LIMIT, "rb") as file:
         pages = int(file.read())
     return pages * os.sysconf("SC_PAGE_SIZE") or _USUAL_LIMIT_BYTES  # 0: there is none
+
+
+def has_writers(fd: int) -> bool:
+    """Whether any process can still write to a pipe or a pseudo-terminal, of which this is the reading end.
+
+    Source: poll(2), POLLHUP, which comes without being asked for.
+    """
+    poll = select.poll()
+    poll.register(fd, 0)
+    return not poll.poll(0)
 
 
 def enlarge_pipe(fd: int, more_bytes: int) -> None:

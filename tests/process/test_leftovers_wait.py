@@ -297,6 +297,41 @@ def test_with_leftovers_leave_they_may_write_as_before(tmp_path: Path, options: 
         until(lambda: not job.left(), "nothing of it is left")
 
 
+# Nothing shows that it is a rank's; it ends by itself should the test fail.
+UNKNOWN = """
+import subprocess
+from rank import *
+work = '''
+import os, sys, time
+open(sys.argv[1] + "/running", "w").close()
+for _ in range(6000):
+    if os.path.exists(sys.argv[1] + "/release.upload"):
+        break
+    time.sleep(0.01)
+for number in range(3):
+    print("line", number, flush=True)
+open(sys.argv[1] + "/uploaded", "w").write("whole")
+'''
+subprocess.Popen(["env", "-i", "setsid", sys.executable, "-c", work, FOLDER], stdin=subprocess.DEVNULL)
+while not os.path.exists(FOLDER + "/running"):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("options", slow_but(["", "--pty on", "--leftovers end", "--leftovers leave"], ""))
+@pytest.mark.parametrize("code", slow_but([0, 3], "3"))
+def test_a_process_of_which_nothing_shows_that_it_is_a_rank_s_may_write_as_before(
+    tmp_path: Path, options: str, code: int
+) -> None:
+    """As under torchrun (``env -i``, ``su -``): it was killed by SIGPIPE."""
+    with running(tmp_path, f"{UNKNOWN}\nsys.exit({code})", *options.split(), sweeps=False, store=False) as job:
+        assert job.wait() == min(code, 1)
+        job.release("upload")
+        until((tmp_path / "uploaded").exists, "it has worked on")
+        until(lambda: "line 2" in job.out, "the last line is there")
+        until(lambda: not job.left(), "nothing of it is left")
+
+
 @pytest.mark.parametrize("option", ["-r", "-t"])
 def test_with_leftovers_leave_what_they_write_reaches_the_files_of_the_ranks(tmp_path: Path, option: str) -> None:
     """Under torchrun they hold the files themselves."""

@@ -13,22 +13,28 @@ from saferun.launch import rank_actions
 from saferun.launch.launch_context import LaunchContext
 from saferun.launch.rank_actions import RankActions
 from saferun.linux import left_output
+from saferun.linux.children import Child
 
 
 class Group:
     """One rank with a pipe, and one with none left."""
 
-    def __init__(self) -> None:
-        self.read_end, self.write_end = os.pipe()
+    def __init__(self, read_end: int, write_end: int) -> None:
+        self.read_end, self.write_end = read_end, write_end
         self.is_closed = False
         stream = SimpleNamespace(fd=self.read_end, is_stderr=False, is_shown=True)
         assignment = SimpleNamespace(local_rank=0, rank=0)
-        self.ranks = [
+        self.ranks: list[Any] = [
             SimpleNamespace(assignment=assignment, streams=[stream], end=object()),
             SimpleNamespace(assignment=assignment, streams=[], end=object()),
         ]
         goals = SimpleNamespace(stdouts=("/logs/stdout.log",), stderrs=("",))
         self.plan = SimpleNamespace(position=lambda _assignment: 0, destinations=goals)
+
+    def end_writers(self) -> None:
+        if self.write_end >= 0:
+            os.close(self.write_end)
+            self.write_end = -1
 
     def close(self, _at: float) -> None:
         assert not self.is_closed
@@ -39,11 +45,11 @@ class Group:
 class Actions:
     """The ranks of a launch whose processes are left, with what is copied and what is said."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.group = Group()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, read_end: int, write_end: int) -> None:
+        self.group = Group(read_end, write_end)
         self.copied: list[list[tuple[bool, int, str]]] = []
         self.said: list[str] = []
-        self.is_left = True
+        self.is_left, self.has_given_up = True, False
         ranks = self.ranks = RankActions.__new__(RankActions)
         context: Any = SimpleNamespace(
             current=SimpleNamespace(group=self.group),
@@ -54,6 +60,7 @@ class Actions:
             job=SimpleNamespace(attempt_ended=lambda: None),
             lint=SimpleNamespace(cancel=lambda: None),
             terminals=None,
+            poller=SimpleNamespace(unwatch=lambda _fd: None),
             warn=self.said.append,
             post=lambda _event: None,
         )
@@ -75,6 +82,10 @@ class Actions:
             def is_left(self) -> bool:
                 return actions.is_left
 
+            @property
+            def has_given_up(self) -> bool:
+                return actions.has_given_up
+
             def end(self) -> None:
                 """Nothing to be named."""
 
@@ -89,9 +100,9 @@ class Actions:
 
 @pytest.fixture
 def actions(monkeypatch: pytest.MonkeyPatch) -> Iterator[Actions]:
-    made = Actions(monkeypatch)
+    made = Actions(monkeypatch, *os.pipe())
     yield made
-    os.close(made.group.write_end)
+    made.group.end_writers()
 
 
 ENDS: dict[str, Callable[[RankActions], None]] = {
@@ -109,15 +120,45 @@ def test_what_is_left_keeps_its_pipes_however_the_sweep_ends(actions: Actions, e
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_if_nothing_is_left_nothing_is_copied(actions: Actions, end: str) -> None:
-    actions.is_left = False
+@pytest.mark.parametrize("is_left", [True, False])
+def test_if_nothing_can_write_to_a_pipe_nothing_is_copied(actions: Actions, end: str, *, is_left: bool) -> None:
+    actions.is_left = is_left
+    actions.group.end_writers()
     ENDS[end](actions.ranks)
     assert (actions.copied, actions.said) == ([], [])
 
 
-def test_without_proc_whoever_holds_a_pipe_is_left_running(actions: Actions, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An upload that printed was killed by SIGPIPE where /proc hides other processes, or is not mounted."""
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("kind", ["pipe", "terminal"])
+def test_who_holds_a_pipe_keeps_it_though_nothing_shows_that_it_is_a_rank_s(
+    monkeypatch: pytest.MonkeyPatch, kind: str, end: str
+) -> None:
+    """A process that was started with ``env -i setsid`` was killed by SIGPIPE at its next line."""
+    actions = Actions(monkeypatch, *(os.openpty() if kind == "terminal" else os.pipe()))
     actions.is_left = False
+    try:
+        ENDS[end](actions.ranks)
+        assert [copied[1:] for pipes in actions.copied for copied in pipes] == [(1, "/logs/stdout.log")]
+    finally:
+        actions.group.end_writers()
+
+
+@pytest.mark.parametrize("what", ["a rank", "its child"])
+def test_a_process_that_no_signal_ends_does_not_keep_a_pipe(actions: Actions, what: str) -> None:
+    """It writes no more, and ``| tee`` would wait for it, perhaps for ever; unless others are left as well."""
+    actions.is_left = False
+    if what == "a rank":
+        actions.group.ranks[0].end = None
+        actions.group.ranks[0].child = Child(0, -1)
+    else:
+        actions.has_given_up = True
+    actions.ranks.close()
+    assert (actions.copied, actions.said) == ([], [])
+
+
+def test_without_proc_whoever_holds_a_pipe_is_left_running(actions: Actions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left is not known where /proc hides other processes, or is not mounted."""
+    actions.is_left, actions.has_given_up = False, True
     monkeypatch.setattr(rank_actions, "read_stat", lambda _pid: None)
     actions.ranks.close()
     assert actions.copied == [[(True, 1, "/logs/stdout.log")]]
