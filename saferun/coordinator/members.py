@@ -23,7 +23,7 @@ class Members:
         self._needed = needed
         self._started = tuple(seats)
         self._order = list(self._started)
-        self.left_out: set[int] = set()  # seats whose hosts are not to come again
+        self.left_out: set[int] = set()  # seats whose hosts are not to come again, while the others are enough
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -31,10 +31,15 @@ class Members:
         return tuple(self._order)
 
     def leave_out(self, numbers: Collection[int]) -> list[int]:
-        """Leave hosts out for good, by their numbers in the last rendezvous. Returns their seats."""
+        """Leave hosts out, by their numbers in the last rendezvous. Returns their seats."""
         seats = [seat for number, seat in enumerate(self._order) if number in numbers]
         self.left_out.update(seats)
         return seats
+
+    def readmit(self) -> None:
+        """There are too few without those that are left out: any of them may come again, as a spare."""
+        self.left_out.clear()
+        self._order += [seat for seat in self._started if seat not in self._order]
 
     def succeed(self, order: Sequence[int], seat: int) -> None:
         """This host, of that seat, takes the place of the first one, which does not come again.
@@ -64,7 +69,7 @@ class Members:
         for number, seat in enumerate(training):
             if seat not in present and spares:
                 training[number] = spares.pop(0)
-        # Without a spare there are fewer than the job needs, of which it does not start.
+        # Without a spare there are fewer than the job needs: the rendezvous fails.
         self._order = [*(seat for seat in training if seat in present), *spares]
         return self.order
 

@@ -12,6 +12,7 @@ from saferun.coordinator.members import Members
 from saferun.coordinator.record_collection import RecordCollection
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
 from saferun.coordinator.store_client import StoreClient
+from saferun.text.wording import count_text
 
 LATE_HINT = "the job is not affected; find out why this host was late"
 # How long hosts are waited for that the job can do without: at its start, where nodes boot, and between attempts.
@@ -40,16 +41,23 @@ class SpareRounds:
         self._names: dict[int, str] = {}
         self._reasons: dict[int, str] = {}
         self._is_first = not order
+        self._rdzv: RendezvousRound | None = None  # that has begun last
         if order:
             self._members.succeed(order, self._seat)
         self.replacements: tuple[Replacement, ...] = ()  # who has lost the place to whom in the last rendezvous
 
     def collection(self, rdzv: RendezvousRound, client: StoreClient, prefix: str, **more: Any) -> RecordCollection:  # noqa: ANN401
         """What collects the records of a rendezvous. ``more``: as it is in a job without spares."""
-        # The one of this host's tasks that leads knows them, whichever has come first.
-        self._members.leave_out({number for join in rdzv.joins.values() for number in join.left_out})
+        if rdzv is not self._rdzv:  # else it moves to another store: whoever may come again has been found
+            self._rdzv = rdzv
+            # The one of this host's tasks that leads knows them, whichever has come first.
+            self._members.leave_out({number for join in rdzv.joins.values() for number in join.left_out})
         # A host that misses this one as well says so again; one that has gone since is not waited for each time.
         seats = self._members.expected(lambda seat: client.delete(late_key(seat)))
+        if len({self._seat, *seats}) < self._needed:
+            # The ranks would be fewer than the job was started with: a host that comes again is waited for.
+            self._members.readmit()
+            seats = self._members.expected(lambda _: False)
         return RecordCollection(
             client,
             prefix,
@@ -71,13 +79,22 @@ class SpareRounds:
     def arrange(
         self, rdzv: RendezvousRound, collection: RecordCollection, records: Sequence[HostRecord]
     ) -> tuple[list[HostRecord], list[int], int]:
-        """The records in order of the hosts' numbers, the seats of all but the first, and how many are spares."""
+        """The records in order of the hosts' numbers, the seats of all but the first, and how many are spares.
+
+        Raises:
+            JoinFailedError: there are too few; no attempt has another WORLD_SIZE than the job was started with.
+        """
         by_seat = dict(zip((self._seat, *collection.taking_part), records, strict=True))
         for seat, record in by_seat.items():
             self._names[seat] = record.name
         self._reasons.update({seat: error.what for seat, error in collection.withdrawn.items()})
         before = self._members.order
         order = self._members.arrange(by_seat)
+        if len(order) < self._needed:
+            what = f"the hosts have met with {len(order)} of the {count_text(self._needed, 'host')} that the job needs"
+            error = JoinFailedError(what, "start the job again")
+            collection.fail(error)
+            raise error
         self.replacements = tuple(
             Replacement(
                 self._names.get(was) or name_of(was, rdzv.request.expected),

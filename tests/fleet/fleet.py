@@ -253,7 +253,9 @@ class Fleet:
             raise LawError(f"an attempt is ended twice: {kinds}")
 
     def note_meeting(self, host: FleetHost, assignment: Assignment) -> None:
-        """A host has met the others: it knows whether some of them have met before."""
+        """A host has met the others, as many as the job needs: it knows whether some of them have met before."""
+        if assignment.placement.world_size != (self.count - self.spares) * self.ranks:
+            raise LawError(f"{host.name} has a WORLD_SIZE of {assignment.placement.world_size}: {self.story()}")
         self.first_met = min(self.first_met, assignment.number)
         if assignment.has_begun != (assignment.number > self.first_met):
             raise LawError(f"{host.name} has {assignment}, and attempt {self.first_met} was the first one")

@@ -183,3 +183,45 @@ def test_where_the_spare_that_leads_is_lost_as_well_the_next_one_leads() -> None
             fleet.run(5.0)
         assert {host.master_addr for host in (fleet.hosts[number] for number in (1, 2, 4))} == {fleet.hosts[4].address}
         _end_well(fleet)
+
+
+@pytest.mark.parametrize("one_port", [False, True])
+@pytest.mark.parametrize("losses", [((1,), (2,)), ((1, 3),)])
+def test_where_no_spare_is_left_a_lost_host_is_waited_for(
+    losses: tuple[tuple[int, ...], ...], *, one_port: bool
+) -> None:
+    """The others would train on with a smaller WORLD_SIZE, and end with exit code 0."""
+    fleet = Fleet(4, spares=1, restarts=2, is_patient=True, one_port=one_port, start_timeout_s=300.0)
+    with fleet.running():
+        fleet.await_running()
+        fleet.run(5.0)
+        for attempt, lost in enumerate(losses, 1):
+            fleet.power_off(*lost)
+            if attempt < len(losses):
+                fleet.await_running(_LOST_S, attempt=attempt)
+                fleet.stopped_at = None
+                fleet.run(5.0)
+        fleet.run(_LOST_S + 30.0)
+        living = [host for host in fleet.hosts if not host.is_over]
+        assert {host.state for host in living} == {State.JOINING}, fleet.story()
+        assert all(any("saferun: waiting for" in line for line in host.lines) for host in living), fleet.story()
+        fleet.await_end(330.0)
+        assert {host.finish.exit_code for host in living if host.finish is not None} == {1}
+
+
+@pytest.mark.parametrize("one_port", [False, True])
+def test_where_no_spare_is_left_hosts_that_a_switch_had_cut_off_take_part_again(*, one_port: bool) -> None:
+    """The leader has taken all of them for lost, and would train alone."""
+    fleet = Fleet(5, spares=1, restarts=2, is_patient=True, one_port=one_port)
+    with fleet.running():
+        fleet.await_running()
+        fleet.run(5.0)
+        fleet.network.divide({1, 2, 3, 4})
+        fleet.run(0.3)
+        fleet.fail(0)
+        fleet.run(20.0)
+        fleet.network.heal()
+        fleet.await_running(300.0, attempt=1)
+        fleet.stopped_at = None
+        assert all(1 in host.running_since for host in fleet.hosts[:4]), fleet.story()
+        _end_well(fleet)

@@ -58,6 +58,21 @@ def test_a_spare_that_is_gone_takes_no_place() -> None:
     assert members.arrange({0, 3}) == (0, 3)
 
 
+def test_where_too_few_are_left_any_host_that_was_left_out_may_come_again() -> None:
+    """One that has lost its place to another one is a spare, behind all that are there."""
+    members = Members(3, range(5))
+    members.arrange(range(5))
+    members.leave_out({1, 4})
+    members.arrange({0, 2, 3})
+    members.leave_out({2})
+    assert members.order == (0, 3, 2)
+    assert members.expected(never) == [0, 3]
+    members.readmit()
+    assert members.expected(never) == [0, 1, 2, 3, 4]
+    assert members.arrange({0, 3, 4, 1}) == (0, 3, 1, 4)
+    assert members.arrange({0, 2, 3, 4}) == (0, 3, 4, 2)
+
+
 def test_without_a_spare_there_are_fewer_than_the_job_needs() -> None:
     """Which its rendezvous does not accept; nothing is counted twice."""
     members = Members(2, range(2))

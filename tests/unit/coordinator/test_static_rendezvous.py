@@ -66,16 +66,22 @@ class OnePort:
         return self.ranks
 
 
-def test_a_host_that_does_not_come_again_is_replaced_where_one_port_is_all_there_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The store in which the others are answered is not the one in which they have met."""
+def one_port_stores(monkeypatch: pytest.MonkeyPatch, come: dict[int, list[int]]) -> Any:
+    """Those of the first host in a job with spares, which waits for no others for long."""
     monkeypatch.setattr(spare_rounds, "_PATIENCE_S", 0.1)
-    stores: Any = OnePort({0: [1, 2, 3], 1: [1, 3]})
+    stores: Any = OnePort(come)
     monkeypatch.setattr(static_rendezvous, "prefix_class", lambda _: None)
     monkeypatch.setattr(static_rendezvous, "publish_address", lambda *_: None)
     connected = SimpleNamespace(connect=lambda *_, **__: stores.memory.client())
     monkeypatch.setattr(static_rendezvous, "StoreClient", connected)
+    return stores
+
+
+def test_a_host_that_does_not_come_again_is_replaced_where_one_port_is_all_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The store in which the others are answered is not the one in which they have met."""
+    stores = one_port_stores(monkeypatch, {0: [1, 2, 3], 1: [1, 3]})
     rendezvous = StaticRendezvous(stores)
     first = rendezvous.meet(joined(spares=1, one_port=True))
     assert [record.name for record in first.records] == ["node0", "node1", "node2", "node3"]
@@ -83,6 +89,19 @@ def test_a_host_that_does_not_come_again_is_replaced_where_one_port_is_all_there
     assert [record.name for record in second.records] == ["node0", "node1", "node3"]
     assert [(one.host, one.by) for one in second.replacements] == [("node2", "node3")]
     assert sorted(key for key in stores.memory.values if "assignment" in key) == ["r1/assignment/1", "r1/assignment/3"]
+
+
+def test_a_lost_host_that_is_needed_and_comes_again_takes_part_where_one_port_is_all_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its place counts in the store in which it comes and in the one in which it is answered."""
+    stores = one_port_stores(monkeypatch, {0: [1, 2, 3], 1: [2, 3], 2: [2, 3]})
+    rendezvous = StaticRendezvous(stores)
+    rendezvous.meet(joined(spares=1, one_port=True))
+    rendezvous.meet(joined(spares=1, one_port=True, attempt=1, left_out=[1]))
+    third = rendezvous.meet(joined(spares=1, one_port=True, attempt=2, left_out=[2]))
+    assert [record.name for record in third.records] == ["node0", "node3", "node2"]
+    assert (third.assignment.hosts, third.replacements) == (3, ())
 
 
 def test_a_host_that_came_late_and_has_gone_since_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +131,20 @@ def test_a_host_that_came_late_and_has_gone_since_is_waited_for_once(monkeypatch
     client.set(late_key(3), "")
     assert meet(5, 1, 2) == [1, 2, 3]
     assert meet(6, 1, 2) == [1, 2]
+
+
+def test_no_attempt_has_fewer_hosts_than_the_job_was_started_with() -> None:
+    """Whatever has led to that: the others learn that they get no assignment."""
+    rdzv, client = joined(spares=1), MemoryStore().client()
+    rounds = SpareRounds(rdzv)
+    collection = rounds.collection(rdzv, client, "r0/", can_probe=False)
+    own = rdzv.wait_for_tasks()
+    client.set("r0/host/1", encode_record(HostRecord("node1", (TaskRecord(1, "", 7),), born="1", most=3)))
+    client.set("r0/read", "1")
+    met: Any = SimpleNamespace(taking_part=[1], withdrawn={}, fail=collection.fail)
+    with pytest.raises(JoinFailedError, match="met with 2 of the 3 hosts that the job needs"):
+        rounds.arrange(rdzv, met, [own, HostRecord("node1", (), born="1")])
+    assert b"met with 2 of the 3 hosts" in client.get("r0/assignment/1", 1.0)
 
 
 class Reached:
