@@ -75,6 +75,7 @@ class StaticRendezvous:
         self._round = -1  # of the last rendezvous that this host took part in
         self._one_port = False  # on the first host: whether the ranks' store holds the control store as well
         self._is_late = False  # the others have met without this host
+        self._met: tuple[str, int] | None = None  # the job, and its last rendezvous that gave this host a place
         self._spare_rounds: SpareRounds | None = None  # on the first host of a job with spares
         self._last: HostAssignment | None = None  # of a host that does not lead
         self._leads = False  # this host has taken the place of the first one
@@ -176,7 +177,7 @@ class StaticRendezvous:
             CannotSealError: evidence cannot be encrypted.
         """
         finder, self._round, self._last = self._finder, found.round, found.assignment
-        self._leader = found.assignment.leader_name
+        self._leader, self._met = found.assignment.leader_name, (found.job, found.round)
         finder.job, finder.port, finder.moves, finder.script = found.job, found.master_port, found.moves, found.script
         finder.master_addr = found.successor_addr
         signer = finder.signer(rdzv, found.job)
@@ -393,6 +394,7 @@ class StaticRendezvous:
                 rdzv.on_all_here()
                 self._client = self._finder.find(rdzv, moved=True)
         self._is_late, self._last, self._leader = False, assignment, assignment.leader_name
+        self._met = self._finder.job, number
         prefix, finder = attempt_prefix(assignment.attempt), self._finder
         address = finder.master_addr or rdzv.master_addr
         return RendezvousResult(assignment, self._control, finder.job, prefix, [], address, finder.port)
@@ -415,7 +417,7 @@ class StaticRendezvous:
             found = self._find_round(client, rdzv)
             wanted = int(found) if found is not None and found.isdigit() and len(found) <= 9 else 0  # noqa: PLR2004
             if client.exists(f"r{wanted}/done") and not self._is_answered(client, rdzv, wanted):
-                wanted, self._is_late = wanted + 1, True
+                wanted, self._is_late = wanted + 1, (self._finder.job, wanted) != self._met
         if self._is_late:
             self._wait_for_place(rdzv)
             if rdzv.spares:

@@ -170,6 +170,59 @@ def test_a_host_whose_connection_breaks_where_a_spare_leads_stays_with_that(spar
         _end_well(fleet)
 
 
+def _break_between_attempts(fleet: Fleet, leader: int, number: int, *, times: int) -> None:
+    """A rank fails, the leader takes its time, and connections of a host that waits for it break."""
+    fleet.hosts[leader].checks_s = 5.0
+    fleet.fail(2)
+    fleet.run(2.0)
+    for _ in range(times):
+        assert fleet.hosts[number].state is State.JOINING or fleet.hosts[number].is_waiting
+        server = fleet.network.listening[leader, CONTROL_PORT]
+        assert isinstance(server, StoreServer)
+        _break_connections(number, server)
+        fleet.run(1.0)
+
+
+@pytest.mark.parametrize(
+    ("number", "is_replaced"),
+    [(1, False), (1, True), *(pytest.param(3, it, marks=pytest.mark.slow) for it in (False, True))],
+)
+def test_a_host_whose_connection_breaks_twice_between_attempts_is_not_late(number: int, *, is_replaced: bool) -> None:
+    """It has taken part in the last one: a spare would get its place, or, of a spare, the job would have one less."""
+    fleet = Fleet(4, spares=1, restarts=1, is_patient=True)
+    with fleet.running():
+        fleet.await_running()
+        fleet.run(5.0)
+        if is_replaced:
+            fleet.replace_coordinator(number)
+        _break_between_attempts(fleet, 0, number, times=2)
+        fleet.await_running(_LOST_S, attempt=1)
+        fleet.stopped_at = None
+        assert all(set(host.running_since) == {0, 1} for host in fleet.hosts[:3]), fleet.story()
+        assert fleet.hosts[3].is_waiting, fleet.story()
+        assert fleet.hosts[3].finish is None, fleet.story()
+        _end_well(fleet)
+
+
+@pytest.mark.parametrize("number", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_host_whose_connection_has_broken_finds_the_next_spare_where_the_one_that_leads_ends(number: int) -> None:
+    """It is needed, and would take itself for one that the job does without."""
+    fleet = Fleet(5, spares=2, restarts=2, is_patient=True)
+    with fleet.running():
+        fleet.await_running()
+        fleet.run(5.0)
+        fleet.power_off(0)
+        fleet.await_running(_LOST_S, attempt=1)
+        fleet.stopped_at = None
+        fleet.run(5.0)
+        _break_between_attempts(fleet, 3, number, times=1)
+        fleet.kill(3)
+        fleet.await_running(_LOST_S, attempt=2)
+        fleet.stopped_at = None
+        assert all(2 in fleet.hosts[host].running_since for host in (1, 2, 4)), fleet.story()
+        _end_well(fleet)
+
+
 def test_where_the_spare_that_leads_is_lost_as_well_the_next_one_leads() -> None:
     """Its connections break; that it is gone is found out first."""
     fleet = Fleet(5, spares=2, restarts=1)
