@@ -298,6 +298,7 @@ class Job(JobSender, SharedStore):
             local_ranks={rank_assignment.rank: rank_assignment.local_rank for rank_assignment in placement.ranks},
             is_head=self.is_head,
             patience_after_s=self._config.patience_after_s(joined.restarts, assignment.spares, leads=self.leads),
+            has_successor=self._config.moves_leader and bool(assignment.spares) and not self.leads,
         )
         self._begin(attempt)
         self.joined_attempt = assignment.number

@@ -129,6 +129,7 @@ class JobAttempt:
         local_ranks: the local rank of each rank of this process.
         is_head: whether this process prints messages; others of the host do not.
         patience_after_s: as in ``SilenceLimits``; a spare has no ranks that show how long the others stand still.
+        has_successor: as in ``SilenceLimits``.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class JobAttempt:
         local_ranks: Mapping[int, int] | None = None,
         is_head: bool = False,
         patience_after_s: float = float("inf"),
+        has_successor: bool = False,
     ) -> None:
         self.context = context
         self._sender = context.sender
@@ -170,6 +172,7 @@ class JobAttempt:
                 context.config.hosts.probe_after_s,
                 context.config.watch.hang_timeout_s,
                 patience_after_s if local_ranks else float("inf"),
+                has_successor,
             ),
             ThisHost(
                 label, leader, leads=roster.host == 0 and number >= 0, is_head=is_head, addresses=tuple(addresses)

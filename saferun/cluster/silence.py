@@ -113,6 +113,7 @@ def judge(
     hang_timeout_s: float,
     *,
     is_patient: bool = False,
+    has_successor: bool = False,
 ) -> Verdict:
     """What to do about a host of which nothing is heard.
 
@@ -124,12 +125,15 @@ def judge(
         silence_limit_s: for how long a host may be silent before its ranks decide.
         hang_timeout_s: for how long nothing may move; 0: that is not checked.
         is_patient: whether ranks that stand still are no reason before they have for so long.
+        has_successor: whether the silent host is a leader whose place a spare can take: the others meet there, and need
+            this host also if its ranks have failed.
     """
     if silent.why not in _CERTAIN:
         progress = with_phases(progress)
     if silent.goes_on:
         may_return = is_patient and silent.why not in _CERTAIN
-        if may_return or not progress.runs or progress.quiet_s < silence_limit_s:
+        show_nothing = not progress.runs and (progress.ended or not has_successor)
+        if may_return or show_nothing or progress.quiet_s < silence_limit_s:
             return _while_it_goes_on(progress, silence_limit_s, hang_timeout_s)
         return LOST
     if silent.why in _CERTAIN:

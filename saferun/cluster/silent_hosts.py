@@ -57,11 +57,13 @@ class SilenceLimits(Value):
         probe_after_s: for how long a host may be silent before it is probed.
         hang_timeout_s: for how long nothing may move; 0: that is not checked.
         patience_after_s: from when on a silent host is waited for as long, although the ranks stand still.
+        has_successor: whether a spare can take the place of the leader, which this host waits for.
     """
 
     probe_after_s: float
     hang_timeout_s: float
     patience_after_s: float
+    has_successor: bool = False
 
 
 class ThisHost(Value):
@@ -120,6 +122,7 @@ class SilentHosts:
         self._probe_after_s = limits.probe_after_s
         self._hang_timeout_s = limits.hang_timeout_s
         self._patient_from = time.monotonic() + limits.patience_after_s
+        self._has_successor = limits.has_successor
         self._ranks = ranks
         self._print_line = print_line
         self._on_lost = on_lost
@@ -256,6 +259,7 @@ class SilentHosts:
             silence_limit_s=self._probe_after_s,
             hang_timeout_s=self._hang_timeout_s,
             is_patient=now >= self._patient_from,
+            has_successor=self._has_successor,
         )
         if self._others is not None:
             verdict = judge_one(own)

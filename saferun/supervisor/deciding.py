@@ -87,7 +87,7 @@ def _awaits_leader(launch: LaunchState) -> bool:
     It may be there, and start all hosts again as soon as the network is back: without this one it could not.
     """
     is_stopped = launch.stop_signum is not None or bool(launch.stopped_by) or launch.attempt.others.is_stopped
-    may_follow = launch.may_restart and not is_stopped and not is_final(launch.attempt.ending)
+    may_follow = (launch.may_restart or bool(launch.spares)) and not is_stopped and not is_final(launch.attempt.ending)
     return may_follow and not launch.job.outlives_leader
 
 

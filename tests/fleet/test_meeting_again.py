@@ -223,6 +223,47 @@ def test_a_host_whose_connection_has_broken_finds_the_next_spare_where_the_one_t
         _end_well(fleet)
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("after_s", [16.0, 32.0])
+@pytest.mark.parametrize(("failed", "is_patient"), [((1,), True), pytest.param((1, 2), False, marks=pytest.mark.slow)])
+def test_a_host_whose_ranks_fail_while_it_goes_on_without_a_lost_leader_meets_the_spare_that_leads(
+    restarts: int, after_s: float, failed: tuple[int, ...], *, is_patient: bool
+) -> None:
+    """It waited for the decision of the leader, or ended, and the others had one host less than they need."""
+    fleet = Fleet(4, spares=1, restarts=restarts, is_patient=is_patient)
+    with fleet.running():
+        fleet.await_running()
+        fleet.run(5.0)
+        fleet.power_off(0)
+        fleet.stopped_at = None  # its ranks have nothing to do with the others' for a while
+        fleet.run(after_s)
+        fleet.fail(*failed)
+        fleet.await_running(_LOST_S, attempt=1)
+        fleet.stopped_at = None
+        assert all(1 in host.running_since for host in fleet.hosts[1:]), fleet.story()
+        _end_well(fleet)
+
+
+@pytest.mark.parametrize("cut_off", [{1}, {1, 2, 3}])
+def test_without_spares_a_host_whose_ranks_fail_while_the_network_is_away_is_there_for_the_restart(
+    cut_off: set[int],
+) -> None:
+    """No other host can lead, so that nothing is gained by an earlier end."""
+    fleet = Fleet(4, restarts=1, is_patient=cut_off != {1})
+    with fleet.running():
+        fleet.await_running()
+        fleet.run(5.0)
+        fleet.network.divide(cut_off)
+        fleet.run(16.0)
+        fleet.fail(1)
+        fleet.run(60.0)
+        fleet.network.heal()
+        fleet.await_running(_LOST_S, attempt=1)
+        fleet.stopped_at = None
+        assert all(1 in host.running_since for host in fleet.hosts), fleet.story()
+        _end_well(fleet)
+
+
 def test_where_the_spare_that_leads_is_lost_as_well_the_next_one_leads() -> None:
     """Its connections break; that it is gone is found out first."""
     fleet = Fleet(5, spares=2, restarts=1)

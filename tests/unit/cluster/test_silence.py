@@ -69,6 +69,18 @@ def test_where_no_ranks_run_they_are_asked_for_what_they_have_shown() -> None:
     )
 
 
+@pytest.mark.parametrize("has_successor", [False, True])
+def test_where_ranks_here_have_failed_only_a_spare_that_may_lead_ends_the_wait(*, has_successor: bool) -> None:
+    """The other hosts meet there without the silent leader, and need this one. Else it is waited for: it may return."""
+    silent = SilentHost(0, "node0", "unreachable", "words", 0.0, goes_on=True)
+    failed = Progress(runs=False, watched_s=40.0, still_s=23.0, quiet_s=23.0)
+    limits = HOST_TIMEOUT_S, HANG_TIMEOUT_S
+    assert judge(silent, failed, *limits, has_successor=has_successor) == GO_ON
+    failed = failed._replace(still_s=24.0, quiet_s=24.0)
+    assert judge(silent, failed, *limits, has_successor=has_successor) == (LOST if has_successor else GO_ON)
+    assert judge(silent, failed._replace(ended=True), *limits, has_successor=has_successor) == GO_ON
+
+
 def test_ranks_of_other_hosts_show_what_one_without_ranks_cannot_see() -> None:
     """Whose own have ended; and nothing is decided before those have been watched as well."""
     own = Progress(runs=False, watched_s=20.0, still_s=20.0, quiet_s=20.0)

@@ -126,6 +126,17 @@ def test_a_leader_that_is_lost_after_it_could_not_be_reached_has_its_place_taken
     assert [decision.partition(":")[0] for decision in outage.decisions] == ["replace"]
 
 
+def test_where_a_spare_is_left_a_host_waits_for_the_decision_without_restarts_as_well() -> None:
+    """A host that is replaced uses up no restart. If the leader is lost, the spare leads, and needs this one."""
+    outage = Outage(max_restarts=0, spares=1)
+    outage.fail()
+    assert (outage.code, outage.host.state) == (None, State.DIAGNOSING)
+    outage.host.deliver(JobLost(outage.job.now, 0, "node0 is gone", "look"))
+    outage.settle()
+    assert outage.host.state is State.BACKOFF
+    assert [decision.partition(":")[0] for decision in outage.decisions] == ["replace"]
+
+
 def _stop_by_signal(outage: Outage) -> None:
     outage.host.signal(signal.SIGTERM)
 
