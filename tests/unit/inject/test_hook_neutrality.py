@@ -176,7 +176,7 @@ def test_forked_children_start_servers_only_if_there_is_room_for_those_of_all(tm
         dist.distributed_c10d.init_process_group()
         sys.stdout.flush()
         for _ in range(3):
-            os.read(counted, 1)  # until then this process neither ends nor reaps a child: either would change the number
+            os.read(counted, 1)  # until then this process neither ends nor reaps a child, which changes the number
     """
     ended = run(["-c", program], environ_of(tmp_path / "a0r0", PYTHONPATH=str(tmp_path)), tmp_path)
     assert sorted(ended.stdout.split()) == ["1", "3", "3", "3"], ended.stderr
