@@ -27,12 +27,13 @@ class Command(Value):
     """What each rank runs.
 
     ``argv[0]`` is taken as it is; in the rest ``$local_rank`` is replaced. With ``run_path`` argv is the script and
-    its arguments, run by saferun's own entry point in the rank.
+    its arguments, run by saferun's own entry point in the rank. ``is_python``: False: any program (``--no-python``).
     """
 
     argv: tuple[str, ...]
     run_path: bool
     name: str
+    is_python: bool = True
 
 
 class RendezvousConfig(Value):

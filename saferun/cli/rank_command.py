@@ -34,7 +34,7 @@ def rank_command(values: SimpleNamespace, environ: Mapping[str, str]) -> Command
         if values.module:
             raise UsageError("--no-python and --module contradict each other", "leave one of them out")
         _check_program(script, environ)
-        return Command((script, *rest), run_path=False, name=script)
+        return Command((script, *rest), run_path=False, name=script, is_python=False)
     python = environ.get("PYTHON_EXEC", sys.executable)
     if "PYTHON_EXEC" in environ:
         _check_program(python, environ)

@@ -32,6 +32,7 @@ _CLOSED = LazyPattern(r"Connection reset|Connection closed|Broken pipe|Socket cl
 # Of torch's loggers, as of a rank that tries once more to reach the store when the job starts.
 _WARNING = "[W"
 _CHARS_AROUND = 100
+_PART_OF_ADDRESS = re.compile(r"[\w.:%-]{1,64}")
 _SILENCE, _REFUSAL, _CLOSING = "silent", "refused", "closed"
 _NETWORK_ADVICE = (
     "look at the network that the ranks use between {hosts}: interface, cable, switch port, firewall, MTU; "
@@ -88,10 +89,12 @@ def complaints_of(failures: Iterable[tuple[float, Failure]]) -> list[Complaint]:
 
 
 def _around(line: str, match: re.Match[str]) -> str:
-    """A match and what stands near it, up to blanks: the beginning of an address may be another host's address."""
-    start = line.rfind(" ", 0, max(match.start() - _CHARS_AROUND, 0)) + 1
-    end = line.find(" ", match.end() + _CHARS_AROUND)
-    return line[start : end if end >= 0 else None]
+    """A match and what stands near it, with no address cut: the beginning of one may be another host's address."""
+    start, end = max(match.start() - _CHARS_AROUND, 0), match.end() + _CHARS_AROUND
+    before, behind = _PART_OF_ADDRESS.match(line[:start][::-1]), _PART_OF_ADDRESS.match(line, end)
+    start -= len(before[0]) if before is not None else 0
+    end += len(behind[0]) if behind is not None else 0
+    return line[start:end]
 
 
 def refusals(complaints: Iterable[Complaint]) -> list[Complaint]:

@@ -80,6 +80,7 @@ class Rank:
         "child",
         "end",
         "failure",
+        "handled",
         "lines_before_stop",
         "recorded",
         "signals",
@@ -103,6 +104,7 @@ class Rank:
         self.streams = streams
         self.stderr_path = stderr_path
         self.signals: set[int] = set()  # that saferun sent to it
+        self.handled: set[int] = set()  # those of them for which it had a handler then
         self.lines_before_stop: tuple[str, ...] = ()  # the last ones of its stderr when it was sent the first of them
         self.end: RankEnd | None = None
         self.failure: tuple[str, ...] = ()  # lines of its failure record

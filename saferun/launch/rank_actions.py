@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
+from signal import SIGINT
 
 from saferun.console.intake import Intake
 from saferun.errors import SaferunError, suppress
@@ -294,12 +295,19 @@ class RankActions(PartBase):
     def _grace(self, action: actions.SweepOrphans) -> Grace | None:
         """What is left of the ranks' grace, for what has had their signal with them.
 
-        Of a rank under a tool only the script has had it.
+        A rank that is itself the training has had its grace: what it leaves has none. Of a rank under a tool only the
+        script has had the signal.
         """
         ranks = self._context.current.ranks
-        sent = [rank for rank in ranks if rank.wrapped is None and action.signum in rank.signals]
+        sent = [rank for rank in ranks if rank.wrapped is None and self._is_wrapper(rank, action.signum)]
         pids = frozenset(rank.child.pid for rank in sent)
-        return Grace(action.signum, pids, action.grace_s) if action.grace_s > 0 else None
+        return Grace(action.signum, pids, action.grace_s) if action.grace_s > 0 and pids else None
+
+    def _is_wrapper(self, rank: Rank, signum: int) -> bool:
+        """Whether a signal that was sent to a rank may have ended it before its training, as a shell or `conda run`."""
+        # Every Python has a handler for SIGINT.
+        is_taken = signum in rank.handled and signum != SIGINT
+        return not self._context.config.command.is_python and signum in rank.signals and not is_taken
 
     def _left_pipes(self, group: RankGroup) -> list[tuple[int, int, str]]:
         """Copies of the pipes that outlive the attempt, and where the output of each goes: console and file.

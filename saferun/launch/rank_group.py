@@ -276,6 +276,8 @@ class RankGroup:
             if not rank.signals:
                 rank.lines_before_stop = self._last_lines_of(rank, is_stderr=True)
             rank.signals.add(signum)
+            if signum in caught_signals(rank.pid):
+                rank.handled.add(signum)
             _signal(rank, signum)
             signalled.append(rank)
         for rank in signalled:

@@ -410,7 +410,9 @@ def sweep(launch: LaunchState, at: float) -> list[Action]:
     # A rank may be a shell, which a signal ends before the training that it has started. After a failure, and for a
     # restart, there is no time for that: the next attempt needs the GPUs.
     is_to_end = stopping.stage == "signalled" and isinstance(attempt.ending, Stopped | Leave)
-    grace_s = max(stopping.kill_at - at, 0.0) if is_to_end else 0.0
+    grace_s = stopping.kill_at - at if is_to_end else 0.0
+    if grace_s <= limits.sweep_term_s:
+        grace_s = 0.0  # whatever is left has more time without it
     stopping.stage = "sweeping"
     if attempt.ending is not None or attempt.others.cut_off is not None:
         return _end_orphans(launch, at, grace_s)

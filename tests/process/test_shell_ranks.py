@@ -49,6 +49,40 @@ def test_training_that_a_shell_has_started_saves_its_checkpoint_when_the_signal_
         assert "saferun: ending" not in job.err
 
 
+# Saves its checkpoint and ends at once; the helper that it had forked has its handlers, and would live on.
+LEAVES = """
+from rank import *
+handled = []
+for signum in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(signum, lambda number, _frame: handled.append(number))
+if not os.fork():
+    while True:
+        time.sleep(0.1)
+tell("ready")
+while not handled:
+    time.sleep(0.02)
+os._exit(0)
+"""
+
+
+# By SIGINT a program of --no-python that is a Python cannot be distinguished from a wrapper, as conda run is.
+@pytest.mark.parametrize(
+    ("options", "signum"),
+    [((), signal.SIGTERM), ((), signal.SIGINT), (("--no-python",), signal.SIGTERM)],
+    ids=["python-SIGTERM", "python-SIGINT", "program-SIGTERM"],
+)
+def test_a_helper_of_training_that_has_handled_the_signal_itself_is_not_waited_for(
+    tmp_path: Path, options: tuple[str, ...], signum: signal.Signals
+) -> None:
+    """The launcher's end would come up to half a minute later, and with a scheduler's SIGKILL no report at all."""
+    script = ("sh", "-c", f"exec {TRAIN}") if options else ("train.py",)
+    with running(tmp_path, LEAVES, "--shutdown-timeout", "600", *options, script=script, store=False) as job:
+        job.hear("ready")
+        job.send(signum)
+        assert job.wait() != 0
+        assert WAITING not in job.err
+
+
 def test_ctrl_c_ends_what_the_shell_has_started(tmp_path: Path) -> None:
     with running(tmp_path, SAVES, *NO_PYTHON, script=SHELLS["bash"], store=False) as job:
         job.hear("ready")

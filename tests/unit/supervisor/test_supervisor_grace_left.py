@@ -39,6 +39,17 @@ def test_what_handles_the_signal_keeps_the_grace_when_its_rank_has_ended(
     world.answer_until(State.DONE)
 
 
+@pytest.mark.parametrize("left_s", [LIMITS.sweep_term_s, LIMITS.sweep_term_s / 2])
+def test_a_grace_that_is_nearly_over_is_no_shorter_than_none(left_s: float) -> None:
+    """What a rank leaves behind has SIGTERM and two seconds; with what is left of the grace it would have less."""
+    world = running(max_restarts=1)
+    world.signal(signal.SIGTERM)
+    world.now += LIMITS.grace_s - left_s
+    for rank in (0, 1):
+        world.exit(rank, OK)
+    assert only(SweepOrphans, world.actions) == SweepOrphans(0, LIMITS.sweep_term_s)
+
+
 def test_saferunctl_stop_leaves_it_to_them_too() -> None:
     world = running(ranks=1)
     world.request()
