@@ -59,6 +59,7 @@ class Assignment(Value):
         spares: the names of the hosts that wait to take the place of one; for the leader all of them.
         replacements: which hosts have lost their places to spares without a decision; likewise.
         has_begun: whether some of the hosts have met before: the job may have run without this one.
+        needed: the numbers of the hosts without which the others cannot meet again; for the leader.
     """
 
     placement: Placement
@@ -72,6 +73,7 @@ class Assignment(Value):
     spares: tuple[str, ...] = ()
     replacements: tuple[Replacement, ...] = ()
     has_begun: bool = False
+    needed: tuple[int, ...] = ()
 
 
 class AbortReason(Value):

@@ -259,7 +259,8 @@ class Joined(Value):
     A host that waits as a spare has a number behind those of the ``hosts``; ``successors`` are those that may lead. The
     leader gets all of them as ``spare_peers``, and as ``replacements`` what has become of the hosts whose places spares
     have taken since the last attempt. ``has_begun``: whether some of the hosts have met before. ``run_id``: the
-    job's, for the ranks, if a rendezvous handler has one of its own.
+    job's, for the ranks, if a rendezvous handler has one of its own. ``needed``: for the leader, the hosts without
+    which the others cannot meet again.
     """
 
     attempt: Number
@@ -292,3 +293,4 @@ class Joined(Value):
     replacements: Annotated[tuple[Replacement, ...], list_of(Replacement, MOST_HOSTS, skips=True)] = ()
     has_begun: bool = False
     run_id: Text = ""
+    needed: Annotated[tuple[int, ...], list_of(Host, MOST_HOSTS)] = ()

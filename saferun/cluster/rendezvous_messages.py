@@ -122,6 +122,7 @@ def assignment_from(config: LaunchConfig, joined: Joined) -> Assignment:
         spares=tuple(peer.label for peer in joined.spare_peers) or joined.successors,
         replacements=tuple(one for one in joined.replacements if one.why),
         has_begun=joined.has_begun,
+        needed=joined.needed,
     )
 
 

@@ -35,7 +35,7 @@ _MOST_ATTEMPTS = 1 << 20
 MOST_SUCCESSORS = 8
 # Fields that a saferun of another state does not write: hosts may differ by an update, and a host, or a coordinator, of
 # a job that runs when it is updated is started again.
-_NEWER = frozenset({"has_met", "has_begun", "successor_addr"})
+_NEWER = frozenset({"has_met", "has_begun", "successor_addr", "serves_rendezvous"})
 LONGEST_RECORD_BYTES = 1 << 20
 # What a host found out about itself, and how it can be probed; both are read by others than these.
 _LONGEST_INFO = 64 << 10
@@ -100,6 +100,7 @@ class HostRecord(Value):
     ``host_info``: what it found out about itself, for the leader; ``probe_endpoint``: how others can probe it; empty:
     there is nothing to be probed. ``full``: whether all pairs of hosts are to be probed, if this is the leader's.
     ``has_met``: whether it has met the others before, as its supervisor knows: its coordinator may be another one.
+    ``serves_rendezvous``: whether the others cannot meet without it.
     """
 
     name: Name
@@ -115,6 +116,7 @@ class HostRecord(Value):
     probe_endpoint: Endpoint = ""
     full: bool = False
     has_met: bool = False
+    serves_rendezvous: bool = False
 
 
 class TaskAssignment(Value):

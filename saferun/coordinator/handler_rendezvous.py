@@ -103,6 +103,7 @@ class HandlerRendezvous:
         own = rdzv.wait_for_tasks()
         if self._handler is None:
             self._handler = self._open(rdzv)
+        own = own._replace(serves_rendezvous=self._endpoint_store is not None)
         goes_on, left = own.attempt > 0 and rdzv.request.elastic, _MOST_AGAIN
         while True:
             try:

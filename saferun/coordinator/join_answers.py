@@ -48,6 +48,7 @@ def join_answers(result: RendezvousResult, task: int, share: TaskAssignment) -> 
         has_begun=assignment.has_begun,
         successors=tuple(one.name for one in assignment.successors),
         run_id=result.run_id,
+        needed=result.needed if is_leader else (),
         **signed_fields(result.client.signer),
     )
     parts = [{"op": "hosts", "attempt": assignment.attempt, **part._asdict()} for part in earlier]

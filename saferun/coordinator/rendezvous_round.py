@@ -124,6 +124,11 @@ class RendezvousResult(Value):
         return tuple(HostInfoText(record.host_info, record.probe_endpoint) for record in self._training)
 
     @property
+    def needed(self) -> tuple[int, ...]:
+        """The hosts without which the others cannot meet again, for the leader."""
+        return tuple(host for host, record in enumerate(self._training) if record.serves_rendezvous)
+
+    @property
     def _training(self) -> list[HostRecord]:
         return self.records[: self.assignment.hosts]
 

@@ -360,6 +360,7 @@ class AttemptSetup:
             may_leave=assignment.may_leave,
             probes=assignment.checked,
             spares=assignment.spares,
+            needed=assignment.needed,
         )
 
     def _post_held(self) -> None:

@@ -172,6 +172,7 @@ def _decide(launch: LaunchState, at: float, diagnosis: Diagnosis, facts: Failure
         hosts=placement.group_world_size if placement is not None else 1,
         least_hosts=launch.job.least_hosts,
         spares=launch.spares,
+        needed=launch.needed,
         moves_leader=launch.job.moves_leader,
         at=at,
     )

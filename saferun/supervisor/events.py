@@ -73,6 +73,7 @@ class HostsJoined(Value):
         may_leave: whether the job goes on without this host.
         probes: whether the hosts probe each other before the ranks are started.
         spares: the names of the hosts that can take the place of one; on the leader.
+        needed: the numbers of the hosts without which the others cannot meet again; on the leader.
     """
 
     at: float
@@ -83,6 +84,7 @@ class HostsJoined(Value):
     may_leave: bool = False
     probes: bool = False
     spares: tuple[str, ...] = ()
+    needed: tuple[int, ...] = ()
 
 
 class RanksStarted(Value):

@@ -164,6 +164,7 @@ class LaunchState:
         self.failure_code = 1  # the exit code of a launch that fails, or that saferunctl stops
         self.is_request_ours = False  # whether saferunctl has asked this host
         self.spares: tuple[str, ...] = ()  # on the leader: the hosts that can take the place of one
+        self.needed: tuple[int, ...] = ()  # on the leader: the hosts without which the others cannot meet again
         self.has_been_spare = False  # this host, when the hosts met last
         self.left_out = -1  # on the leader: the number of the host that was left out last, until the hosts meet again
 

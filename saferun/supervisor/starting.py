@@ -84,7 +84,7 @@ def on_joined(launch: LaunchState, event: HostsJoined) -> list[Action]:
 def _take_part(launch: LaunchState, event: HostsJoined) -> None:
     if event.number >= 0:
         launch.number, launch.restarts = event.number, event.placement.restarts
-    launch.leads, launch.spares = event.leads, event.spares
+    launch.leads, launch.spares, launch.needed = event.leads, event.spares, event.needed
     launch.attempt.others.may_leave = event.may_leave
     launch.attempt.placement = event.placement
 

@@ -6,7 +6,7 @@ from saferun.model import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
     from typing import Literal
 
     # A launch without failures never makes one.
@@ -330,6 +330,7 @@ class AttemptPolicy:
         least_hosts: int = 1,
         spares: Sequence[str] = (),
         moves_leader: bool = False,
+        needed: Container[int] = (),
         at: float = 0.0,
     ) -> Decision:
         """What follows a failed attempt. To be called once for each, in order.
@@ -341,6 +342,7 @@ class AttemptPolicy:
             least_hosts: how many hosts the job needs at least.
             spares: the names of the hosts that can take the place of one.
             moves_leader: whether they can take that of the leader, too.
+            needed: the hosts, beside the leader, without which the others cannot meet.
             at: when it failed, in monotonic seconds.
         """
         before, self._before = self._before, facts
@@ -362,7 +364,8 @@ class AttemptPolicy:
         has_next = is_retry or self.may_restart(restarts)
         if has_next and facts.unreadable and not self._always:
             return _finish(f"another attempt would not change it ({facts.message or facts.class_name})")
-        exclude, note = self._excluded(facts, before, at_fault, hosts - 1 >= least_hosts) if has_next else (None, "")
+        kept = needed if hosts - 1 >= least_hosts else None
+        exclude, note = self._excluded(facts, before, at_fault, kept) if has_next else (None, "")
         if exclude is None and not self._always and facts.is_bound_to_repeat(before):
             return _finish(f"{_same(facts)}{note}")
         if not has_next:
@@ -454,11 +457,11 @@ class AttemptPolicy:
         facts: FailureFacts,
         before: FailureFacts | None,
         at_fault: Sequence[FaultyHost],
-        suffices: bool,  # noqa: FBT001
+        needed: Container[int] | None,  # None: all are
     ) -> tuple[int | None, str]:
         """The number of a host to be left out, and why; or None and, to follow another text, why not."""
         fault = next((fault for fault in at_fault if not fault.is_lost), None)
-        if fault is not None and fault.host > 0 and suffices:
+        if fault is not None and needed is not None and fault.host > 0 and fault.host not in needed:
             return fault.host, f"without {fault.label}: {fault.why}"
         label = facts.host_label
         if before is None or facts.host is None or not label or not self._exclude_bad_hosts:
@@ -471,7 +474,7 @@ class AttemptPolicy:
         if any(facts.fingerprint.is_alike(blamed.fingerprint) for blamed in self._blamed.values()):
             # One host after the other would be left out, and none of them is at fault.
             return None, f", also without {', '.join(self._blamed)}"
-        if not suffices:
+        if needed is None or facts.host in needed:
             return None, f"; the job needs {label}, which cannot be left out"
         self._blamed[label] = facts
         return facts.host, f"without {label}, which caused the same failure twice ({facts.fingerprint.description})"

@@ -224,12 +224,14 @@ def test_what_the_hosts_agreed_on_is_what_each_of_them_reads() -> None:
         probe_endpoints=(ProbeTarget(1, "node1", "10.0.0.2 7 secret"),),
         host_infos=(HostInfoText("x" * 60_000, "10.0.0.1 7 secret"),) * 3,
         peers=peers,
+        needed=(7,),
     )
     read: Joined = fit(Joined, sent({"op": "joined", **joined._asdict()}))
     assert read == joined
     assignment = assignment_from(CONFIG, read)
     assert (assignment.number, assignment.leads, assignment.placement.world_size) == (3, True, count)
     assert assignment.host_infos[0].host_info == "x" * 60_000
+    assert assignment.needed == (7,)
 
 
 def test_a_peer_that_makes_no_sense_is_left_out() -> None:

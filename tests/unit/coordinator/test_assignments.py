@@ -156,10 +156,10 @@ def test_a_malformed_place_is_none(records: list[HostRecord], data: st.DataObjec
 
 def test_hosts_of_another_state_of_saferun_are_understood() -> None:
     """Some hosts of a job may have been updated, or all while it runs."""
-    record = HostRecord("node1", (TaskRecord(1, "default", 1),), has_met=True)
+    record = HostRecord("node1", (TaskRecord(1, "default", 1),), has_met=True, serves_rendezvous=True)
     fields = json.loads(encode_record(record))
-    del fields["has_met"]
-    assert decode_record(json.dumps(fields)) == record._replace(has_met=False)
+    del fields["has_met"], fields["serves_rendezvous"]
+    assert decode_record(json.dumps(fields)) == record._replace(has_met=False, serves_rendezvous=False)
     assignment = assign([record])[0]
     fields = json.loads(encode_assignment(assignment))
     del fields["has_begun"]

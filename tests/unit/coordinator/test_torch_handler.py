@@ -10,10 +10,17 @@ import pytest
 
 from saferun.cluster.join_messages import JoinRequest
 from saferun.coordinator import control_search, handler_rendezvous, rendezvous_round, torch_handler
-from saferun.coordinator.assignments import HostAssignment, assign
+from saferun.coordinator.assignments import HostAssignment, HostRecord, assign
 from saferun.coordinator.handler_rendezvous import HandlerRendezvous
+from saferun.coordinator.join_answers import join_answers
 from saferun.coordinator.record_collection import left_error, missing_error
-from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, JoinFailure, RendezvousRound
+from saferun.coordinator.rendezvous_round import (
+    CancelledError,
+    JoinFailedError,
+    JoinFailure,
+    RendezvousResult,
+    RendezvousRound,
+)
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.torch_handler import handler_conf
 from saferun.text.typed_json import fit
@@ -254,6 +261,31 @@ def test_a_running_elastic_job_does_not_end_for_a_newcomer_that_was_started_wron
         rendezvous.meet(rdzv)
     goes_on = attempt > 0 and elastic
     assert meetings == [goes_on, goes_on, goes_on, False][:times]
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_a_host_that_serves_torchs_rendezvous_says_so_to_the_leader(
+    monkeypatch: pytest.MonkeyPatch, rendezvous: HandlerRendezvous, *, serves: bool
+) -> None:
+    """The leader would leave it out where it is at fault, and with its store gone no other host could meet again."""
+    rdzv = RendezvousRound(fit(JoinRequest, JOIN))
+    rdzv.add(0, rdzv.request)
+    other = rdzv.wait_for_tasks()
+
+    def lead(_rdzv: object, own: HostRecord, *_: object, **__: object) -> RendezvousResult:
+        records = [other, own]
+        return RendezvousResult(assign(records)[0], MemoryStore().client(), "job", "a0/", records, "node1", 29500)
+
+    def opened(_rdzv: object) -> object:
+        rendezvous._endpoint_store = object() if serves else None
+        return SimpleNamespace(next_rendezvous=lambda: (object(), 0, 2))
+
+    monkeypatch.setattr(rendezvous, "_open", opened)
+    monkeypatch.setattr(rendezvous, "_lead", lead)
+    result = rendezvous.meet(rdzv)
+    assert result.needed == ((1,) if serves else ())
+    joined = join_answers(result, 0, result.assignment.tasks[0])[-1]
+    assert joined["needed"] == result.needed
 
 
 @pytest.mark.parametrize(("backend", "kind"), [("c10d", "gone"), ("etcd", "gone"), ("mine", "")])

@@ -98,6 +98,16 @@ def test_an_elastic_job_leaves_a_host_out_that_is_at_fault_where_the_others_suff
     assert AttemptPolicy(0).decide(failed(faulty=(SICK,)), hosts=3, least_hosts=2).next_step == "finish"
 
 
+@pytest.mark.parametrize(("needed", "excluded"), [((1,), None), ((0, 2), 1)])
+def test_a_host_without_which_the_others_cannot_meet_again_is_not_left_out(
+    needed: tuple[int, ...], excluded: int | None
+) -> None:
+    """With c10d another one than the leader may serve torch's rendezvous, and its store ends with it."""
+    decision = AttemptPolicy(2).decide(failed(faulty=(SICK,)), hosts=3, least_hosts=2, needed=needed)
+    assert (decision.next_step, decision.exclude) == ("restart", excluded)
+    assert ("without node2" in decision.message) == (excluded is not None)
+
+
 def test_memory_that_ran_out_is_not_replaced_and_a_lost_host_always_is() -> None:
     """The script would take as much on another host; and whoever is lost comes to no other attempt."""
     hosts = [

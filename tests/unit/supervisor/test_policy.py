@@ -381,6 +381,16 @@ def test_a_host_stays_where_it_must(options: dict[str, bool], host: int, hosts: 
     assert decisions[1].message.endswith(words)
 
 
+def test_a_host_without_which_the_others_cannot_meet_again_stays_though_it_fails_twice() -> None:
+    """It serves torch's rendezvous."""
+    chosen = policy(max_restarts=2, exclude_bad_hosts=True)
+    decisions = [
+        chosen.decide(on_host(), restarts=restarts, hosts=3, least_hosts=2, needed=(2,)) for restarts in range(2)
+    ]
+    assert [(decision.next_step, decision.exclude) for decision in decisions] == [("restart", None)] * 2
+    assert decisions[1].message.endswith("; the job needs node3, which cannot be left out")
+
+
 # --------------------------------------------------------------------------------------------------------------- waits
 
 

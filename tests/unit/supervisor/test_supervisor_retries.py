@@ -29,6 +29,7 @@ from saferun.supervisor.events import (
 )
 from saferun.supervisor.machine import Limits, State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy, FailureFacts, Fingerprint, JobPolicy
+from saferun.supervisor.policy.faulty_hosts import FaultyHost
 from tests.unit.supervisor.fake_job import Job
 from tests.unit.supervisor.fake_world import DIAGNOSIS, FAILED, KILLED, World, only, placement_of, running
 
@@ -200,6 +201,22 @@ def test_a_master_whose_port_is_taken_tries_again_while_the_others_wait_for_it()
     actions = supervisor.handle(Diagnosed(1.0, 0, DIAGNOSIS))
     assert not any(isinstance(action, BroadcastDecision) for action in actions)
     assert supervisor.state is State.BACKOFF
+
+
+@pytest.mark.parametrize(("needed", "excluded"), [((), 1), ((1,), -1)])
+def test_an_elastic_job_keeps_the_host_without_which_no_other_could_meet_again(
+    needed: tuple[int, ...], excluded: int
+) -> None:
+    """Its GPU failed; it serves torch's rendezvous, which the leader has from the hosts' agreement."""
+    leader = launched(AttemptPolicy(3), JobPolicy(spans_hosts=True, outlives_leader=True, least_hosts=2))
+    faulty = FaultyHost(1, "node2", "GPU 3 has fallen off the bus")
+    facts = FailureFacts("gpu_hardware_error", is_start_over=True, message="GPU 3 is lost", faulty=(faulty,))
+    placement = placement_of(1)._replace(group_world_size=3)
+    leader.handle(ChecksPassed(0.0, 0))
+    leader.handle(HostsJoined(0.0, 0, placement, 0, probes=True, needed=needed))
+    leader.handle(JobAborted(0.0, 0, "failure", "a GPU fails", "node2"))
+    decision = only(BroadcastDecision, leader.handle(Diagnosed(1.0, 0, DIAGNOSIS, facts=facts)))
+    assert (decision.next_step, decision.excluded) == ("restart", excluded)
 
 
 def test_a_host_that_is_left_out_leaves_and_the_others_go_on() -> None:
