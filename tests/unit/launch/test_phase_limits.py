@@ -8,7 +8,7 @@ import pytest
 
 from saferun.cli.main import read_config
 from saferun.config import HostsConfig
-from saferun.coordinator import rendezvous_round
+from saferun.coordinator import waiting_notice
 from saferun.launch.entry import _job_policy, _limits
 from saferun.supervisor.policy import JobPolicy
 from tests.unit.samples import CONFIG
@@ -51,4 +51,4 @@ def test_a_host_beyond_the_maximum_waits_until_it_is_needed(least: int, backend:
     limits = _limits(config)
     assert limits.join_s < 7200
     assert (limits.awaited_s == 0.0) is is_bounded
-    assert is_bounded or limits.awaited_s > rendezvous_round._LONGEST_REPORT_S + 600.0
+    assert is_bounded or limits.awaited_s > waiting_notice._LONGEST_REPORT_S + 600.0
