@@ -352,6 +352,7 @@ class LaunchConfig(Value):
     dry_run: bool = False
     hosts: HostsConfig = HostsConfig()
     in_batch_job: bool = False  # of a batch system, which sends a signal to all hosts of the job
+    in_pod: bool = False  # of Kubernetes
     checks: ChecksConfig = ChecksConfig()
     retry: RetryConfig = RetryConfig()
     wraps: tuple[WrapConfig, ...] = ()
@@ -374,6 +375,17 @@ class LaunchConfig(Value):
         hosts, rendezvous = self.hosts, self.rendezvous
         is_most = 2 * hosts.most > hosts.started
         return hosts.spares > 0 and is_most and rendezvous.backend == "static" and rendezvous.control != "same"
+
+    @property
+    def keeps_all_hosts(self) -> bool:
+        """Whether no host of an elastic job is left out, since one that ends with exit code 0 would end the others.
+
+        Kubeflow's training operator declares a PyTorchJob with an ``elasticPolicy`` succeeded as soon as one worker
+        ends so. It passes the number of hosts as PET_NNODES (pkg/controller.v1/pytorch: pytorchjob_controller.go,
+        elastic.go).
+        """
+        nnodes = self.settings.get("nnodes")
+        return self.in_pod and nnodes is not None and nnodes.location == "PET_NNODES"
 
     @property
     def meets_again(self) -> bool:

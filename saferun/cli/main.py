@@ -203,6 +203,7 @@ def _resolve(
         dry_run=values.dry_run,
         hosts=hosts,
         in_batch_job=is_in_batch_job(environ),
+        in_pod="KUBERNETES_SERVICE_HOST" in environ,
         checks=_checks(values),
         retry=_retry(values),
         wraps=_wraps(values),

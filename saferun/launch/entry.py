@@ -310,7 +310,7 @@ def _job_policy(config: LaunchConfig, others_s: float) -> JobPolicy:
         outlives_leader=config.rendezvous.backend != "static",
         others_s=others_s if hosts.spans_hosts else 0.0,
         scheduler_kills_soon=bool(hosts.detected),
-        least_hosts=hosts.least,
+        least_hosts=hosts.most if config.keeps_all_hosts else hosts.least,
         moves_leader=config.moves_leader,
         awaits_replacement_host=config.rendezvous.backend != "static" and not config.in_batch_job,
         serves_tasks=hosts.task is not None and hosts.task.local_rank == 0 and hosts.task.local_world_size > 1,

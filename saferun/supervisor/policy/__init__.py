@@ -25,9 +25,9 @@ class JobPolicy(Value):
 
     ``spans_hosts``: there are others. ``outlives_leader``: they can meet again where the leader is gone.
     ``others_s``: how long the leader waits for the evidence of the others. ``scheduler_kills_soon``: a scheduler that
-    asks for an end by a signal kills whatever is still there soon afterwards, saferun included. ``least_hosts``: the
-    fewest hosts that the job can run on. ``moves_leader``: whether a spare host takes the place of the leader, too.
-    ``awaits_replacement_host``: whether the others wait for a host that takes the place of one that gets SIGTERM.
+    asks for an end by a signal kills whatever is still there soon afterwards, saferun included. ``least_hosts``: how
+    many have to be left where one is left out. ``moves_leader``: whether a spare host takes the place of the leader,
+    too. ``awaits_replacement_host``: whether the others wait for a host that takes the place of one that gets SIGTERM.
     ``serves_tasks``: whether other processes of this host depend on this one. ``stop_signals``: those that stop this
     launch.
     """

@@ -31,6 +31,25 @@ def test_a_batch_system_ends_all_hosts_of_a_job(backend: str, environ: dict[str,
     assert _job_policy(config, 0.0).awaits_replacement_host is waits
 
 
+@pytest.mark.parametrize(
+    ("words", "environ", "least"),
+    [
+        ([], {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "PET_NNODES": "1:3"}, 3),
+        (["--nnodes", "1:3"], {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "PET_NNODES": "1:3"}, 1),
+        (["--nnodes", "1:3"], {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, 1),
+        ([], {"PET_NNODES": "1:3"}, 1),
+    ],
+)
+def test_no_host_is_left_out_where_an_operator_takes_its_exit_code_for_the_end_of_the_job(
+    words: list[str], environ: dict[str, str], least: int
+) -> None:
+    """A PyTorchJob with an elasticPolicy has succeeded as soon as one worker ends with 0, as a host left out does."""
+    words = [*words, "--rdzv-backend", "c10d", "--rdzv-endpoint", "node1:29400", "--rdzv-id", "job", __file__]
+    config = read_config(words, environ)
+    assert config.hosts.least == 1
+    assert _job_policy(config, 0.0).least_hosts == least
+
+
 def test_a_signal_that_another_host_got_may_be_one_that_stops_this_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under nohup, SIGHUP is none: the ranks ignore it as well, and would be killed after their grace."""
     config = read_config(["--nnodes", "2", "--node-rank", "1", "--master-addr", "node1", __file__], {})
