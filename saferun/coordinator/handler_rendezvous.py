@@ -46,7 +46,7 @@ from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.store_search import StoreSearch
-from saferun.coordinator.torch_handler import handler_conf, next_rendezvous, wait_as_torch_does
+from saferun.coordinator.torch_handler import NextRendezvous, handler_conf, wait_as_torch_does
 from saferun.coordinator.torch_store import loopback_address, open_store
 from saferun.text.master_port import ENDPOINT
 from saferun.text.wording import count_text, first_line
@@ -88,6 +88,7 @@ class HandlerRendezvous:
         self._pace: RendezvousPace | None = None
         self._one_port = False  # whether some host has asked for it
         self._is_waiting = False  # the handler waits for other hosts
+        self._is_full = False  # the job has as many hosts as it takes
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], _Answer]] = queue.SimpleQueue()
         self._on_waiting: Callable[[str], None] | None = None
         threading.Thread(target=self._call, daemon=True).start()
@@ -130,6 +131,7 @@ class HandlerRendezvous:
         rdzv.on_all_here()
         rdzv.allow(_LEAST_EXCHANGE_S)
         if rdzv.request.backend in _OF_TORCH:
+            self._is_full = hosts >= rdzv.most
             rdzv.limit(max(_EXCHANGE_S, 2 * rdzv.request.connect_s) + hosts * _EXCHANGE_PER_HOST_S)
         try:
             if host == 0:
@@ -150,9 +152,9 @@ class HandlerRendezvous:
         """Each rendezvous has a control store of its own."""
 
     def watch_membership(self, on_waiting: Callable[[str], None] | None) -> None:
-        """Report, once, the hosts that wait to join; None: stop watching."""
-        self._on_waiting = on_waiting
-        if on_waiting is not None:
+        """Report, once, the hosts that wait to join, unless there is no room for them; None: stop watching."""
+        self._on_waiting = None if self._is_full else on_waiting
+        if self._on_waiting is not None:
             # The thread blocks until it gets a call where membership is not watched.
             self._ask(lambda: None)
 
@@ -255,17 +257,18 @@ class HandlerRendezvous:
         return answer.value if answer.wait(_RUN_ID_S) and answer.error is None else ""
 
     def _next_rendezvous(self, rdzv: RendezvousRound) -> Any:  # noqa: ANN401
-        handler = self._handler
+        call = NextRendezvous(self._handler, rdzv)
         rdzv.is_torchs = rdzv.request.backend in {"c10d", "etcd-v2"}
         self._is_waiting = True
         if self._pace is not None:
             self._pace.begin()
-        answer = self._ask(lambda: next_rendezvous(handler, rdzv))
+        answer = self._ask(call)
         ask_at = 0.0
         waiting = Waiting([], is_all=False)
         message = ""
         while not answer.wait(_RECHECK_S):
             rdzv.check()
+            call.observe()
             # Names cost as many requests as there are hosts, so they are read when they are about to be shown, and
             # before the end, when the first to give up take theirs back, or the store goes with its host.
             if self._arrivals is not None and time.monotonic() > ask_at:

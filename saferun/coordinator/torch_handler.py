@@ -1,4 +1,4 @@
-"""What torch's rendezvous handlers are given, and how they are called where the store stands still for a while.
+"""What torch's rendezvous handlers are given, and how they are called where a store stands still, or a job is full.
 
 torch's client gives up a value for which it has waited as long as the store's timeout, and sees that the store is there
 again at the same moment. The handler takes that for a failed connection, and whoever fails closes the rendezvous for
@@ -21,6 +21,7 @@ _READ_TIMEOUT_S = 60.0
 _PAUSE_S = 0.5
 _WITH_JOIN_TIMEOUT = frozenset({"c10d", "etcd-v2"})
 _CONNECTION_ERROR = "RendezvousConnectionError"
+_JOIN_TIMEOUT_ERROR = "RendezvousTimeoutError"
 _TIMEOUT_ERRORS = frozenset({"DistStoreError", "TimeoutError"})
 
 
@@ -50,15 +51,50 @@ def wait_as_torch_does(store: Any, read_timeout_s: float) -> None:  # noqa: ANN4
     store.set_timeout(timedelta(seconds=max(_READ_TIMEOUT_S, read_timeout_s)))
 
 
-def next_rendezvous(handler: Any, rdzv: RendezvousRound) -> Any:  # noqa: ANN401
-    """What the handler's ``next_rendezvous`` returns, tried again while time remains where its store stood still."""
-    while True:
-        try:
-            return handler.next_rendezvous()
-        except Exception as error:
-            if rdzv.is_over or rdzv.remaining_s <= 0 or not _is_stall(error):
-                raise
-        time.sleep(_PAUSE_S)
+class NextRendezvous:
+    """A call of a handler's ``next_rendezvous``, repeated where it fails though no host of the job is missing.
+
+    torch has a host that comes to a job with as many hosts as it takes wait without end, but not one that becomes one
+    too many by a restart, where another one was quicker than it: that waits as if hosts were missing. It would give up,
+    and close the rendezvous of a job that runs.
+
+    Args:
+        handler: torch's, or another.
+        rdzv: the rendezvous; the call is repeated while time remains, or while the job runs without this host.
+    """
+
+    def __init__(self, handler: Any, rdzv: RendezvousRound) -> None:  # noqa: ANN401
+        self._handler = handler
+        self._rdzv = rdzv
+        self._was_beyond = False  # in this call, this host was beyond the most that the job takes
+
+    def observe(self) -> None:
+        """Note, while the call lasts, whether the job runs without this host; to be called now and then."""
+        self._was_beyond = self._was_beyond or _is_beyond(self._handler)
+
+    def __call__(self) -> Any:  # noqa: ANN401
+        """What the handler returns."""
+        while True:
+            self._was_beyond = False
+            try:
+                return self._handler.next_rendezvous()
+            except Exception as error:
+                self.observe()
+                has_time = self._was_beyond or self._rdzv.remaining_s > 0
+                is_late = self._was_beyond and type(error).__name__ == _JOIN_TIMEOUT_ERROR
+                if self._rdzv.is_over or not (is_late or (has_time and _is_stall(error))):
+                    raise
+            time.sleep(_PAUSE_S)
+
+
+def _is_beyond(handler: Any) -> bool:  # noqa: ANN401
+    """Whether as many other hosts as a job takes are its hosts now, as this host has read torch's rendezvous last."""
+    try:
+        state, most = handler._state_holder.state, handler.settings.max_nodes  # noqa: SLF001 - torch does not say it
+        others = [node for node in list(state.participants) if node != handler._this_node]  # noqa: SLF001
+        return bool(state.complete) and len(others) >= most
+    except Exception:
+        return False  # another handler, or it changes the state at this moment
 
 
 def _is_stall(error: Exception) -> bool:

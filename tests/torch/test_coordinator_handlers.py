@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from saferun.coordinator import torch_store
-from tests.torch.coordinating import DECISION, TROUBLE, Host, listening, port_of
+from tests.torch.coordinating import DECISION, TROUBLE, Host, listening, port_of, until
 
 # What torch waits for more hosts once there are enough; its own default is 30 s.
 LAST_CALL_S = 1
@@ -211,6 +211,46 @@ def test_an_elastic_job_takes_in_a_host_and_lets_one_go() -> None:
         first.join(**elastic, attempt=2)
         again = first.expect("joined")
         assert (again["attempt"], again["hosts"], again["leader"]) == (2, 1, True)
+
+
+@pytest.mark.slow
+def test_a_host_too_many_waits_through_a_restart_of_the_others_and_takes_the_next_place() -> None:
+    """The one that is too many after it may be another one: torch has that wait as if hosts were missing.
+
+    It would give up, and close the rendezvous of a job that runs.
+    """
+    with c10d_job("node1", "node2", "node3") as (job, fields):
+        conf = {"last_call_timeout": LAST_CALL_S, "join_timeout": 5}
+        fields |= {"least": 2, "most": 2, "conf": conf}
+        first, second, third = job
+        for host in (first, second):
+            host.join(**fields)
+        for host in (first, second):
+            host.expect("joined")
+        third.join(**fields)
+        third.expect("waiting")
+        first.join(**fields, attempt=1, restarts=1)
+        first.expect("waiting")  # by then the third one has seen that there is room
+        second.join(**fields, attempt=1, restarts=1)
+        heard: list[list[str]] = [[] for _ in job]
+
+        def are_there() -> bool:
+            for host, ops in zip(job, heard, strict=True):
+                ops += [message["op"] for message in host.read_all()]
+            return sum("joined" in ops for ops in heard) == 2
+
+        until(are_there, "two of the hosts meet")
+        # The first one serves torch's rendezvous.
+        stays, goes = [host for host, ops in zip(job, heard, strict=True) if "joined" in ops]
+        waits = next(host for host, ops in zip(job, heard, strict=True) if "joined" not in ops)
+        while waits.expect("waiting", timeout_s=30.0)["waited_s"] < 6:
+            pass
+        goes.send("leave")
+        goes.send("goodbye")
+        goes.wait_closed()
+        stays.join(**fields, attempt=2, restarts=2)
+        assert {host.expect("joined")["hosts"] for host in (stays, waits)} == {2}
+        assert not [op for ops in heard for op in ops if op == "join_failed"]
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -261,6 +262,86 @@ def test_a_running_elastic_job_does_not_end_for_a_newcomer_that_was_started_wron
         rendezvous.meet(rdzv)
     goes_on = attempt > 0 and elastic
     assert meetings == [goes_on, goes_on, goes_on, False][:times]
+
+
+@pytest.mark.parametrize(("backend", "hosts", "restarts"), [("c10d", 2, False), ("c10d", 1, True), ("mine", 2, True)])
+def test_a_job_with_as_many_hosts_as_it_takes_does_not_start_again_for_one_that_waits(
+    monkeypatch: pytest.MonkeyPatch, rendezvous: HandlerRendezvous, backend: str, hosts: int, *, restarts: bool
+) -> None:
+    """After a restart torch counts a host beyond MAX among those that wait: the job would start again without end.
+
+    Another handler may have a limit of its own.
+    """
+    rdzv = RendezvousRound(fit(JoinRequest, {**JOIN, "backend": backend, "least": 1}))
+    rdzv.add(0, rdzv.request)
+    handler = SimpleNamespace(next_rendezvous=lambda: (object(), 0, hosts), num_nodes_waiting=lambda: 1)
+    monkeypatch.setattr(handler_rendezvous, "_POLL_S", 300.0)
+    monkeypatch.setattr(rendezvous, "_handler", handler)
+    monkeypatch.setattr(rendezvous, "_lead", lambda *_, **__: None)
+    monkeypatch.setattr(rendezvous, "_run_id", lambda _: "")
+    rendezvous.meet(rdzv)
+    found: list[str] = []
+    rendezvous.watch_membership(found.append)
+    rendezvous._poll()
+    assert found == (["1 host waits to join"] if restarts else [])
+
+
+class RendezvousTimeoutError(Exception):
+    """As torch's: the join timeout is over."""
+
+
+class FullHandler:
+    """torch's handler of a host that is late in each of its calls but the last.
+
+    Args:
+        late: in how many of them.
+        others: the hosts that torch's rendezvous has during each of these calls.
+    """
+
+    def __init__(self, late: int, others: list[list[str]]) -> None:
+        self.calls = 0
+        self.settings = SimpleNamespace(max_nodes=2)
+        self.observed = threading.Event()
+        self._late, self._others = late, others
+        self._this_node = "node2"
+        self._state_holder = self
+
+    @property
+    def state(self) -> Any:
+        self.observed.set()
+        others = self._others[min(self.calls, len(self._others)) - 1] if self.calls else []
+        return SimpleNamespace(complete=True, participants=dict.fromkeys(others, 0))
+
+    def next_rendezvous(self) -> str:
+        self.calls += 1
+        if self.calls > self._late:
+            return "met"
+        self.observed.clear()
+        assert self.observed.wait(30.0)
+        raise RendezvousTimeoutError
+
+
+@pytest.mark.parametrize(
+    ("others", "calls"),
+    [
+        ([["node1", "node3"]], 4),
+        ([["node1", "node3"], ["node1"]], 2),
+        ([["node1"]], 1),
+        ([["node1", "node2"]], 1),
+    ],
+    ids=["the job is full", "it was", "hosts are missing", "this host has its place"],
+)
+def test_a_host_for_which_a_running_job_has_no_room_waits_until_it_is_needed(
+    rendezvous: HandlerRendezvous, others: list[list[str]], calls: int
+) -> None:
+    """After a restart, too: torch has it wait as long as for a missing host, and whoever gives up closes the job."""
+    handler: Any = FullHandler(3, others)
+    if calls == 4:
+        assert met(rendezvous, handler, meeting(-1.0)) == "met"
+    else:
+        with pytest.raises(JoinFailedError, match="did not come to the rendezvous"):
+            met(rendezvous, handler, meeting(-1.0))
+    assert handler.calls == calls
 
 
 @pytest.mark.parametrize("serves", [True, False])
