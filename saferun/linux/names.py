@@ -14,6 +14,7 @@ from saferun.linux.bare_socket import Socket, short_host_name
 from saferun.linux.child_output import run_forked
 from saferun.linux.helper import Helper, PartBase
 from saferun.linux.poller import Poller
+from saferun.linux.small_files import read_line
 from saferun.model import JsonObject
 
 DEADLINE_S = 3.0
@@ -22,6 +23,7 @@ DEADLINE_S = 3.0
 _PROCESS = "sr-names"
 _MOST_AT_ONCE = 32
 _AGAIN_S = 1.0
+_NONLOCAL_BIND = ("/proc/sys/net/ipv4/ip_nonlocal_bind", "/proc/sys/net/ipv6/ip_nonlocal_bind")
 # A failure that comes sooner is no timeout: there is no name server, or it refuses.
 _SILENCE_S = 0.5
 # Of the process that asks for several names: whether one is this host's, or None.
@@ -174,13 +176,30 @@ def _resolve(name: str) -> JsonObject:
 
 
 def _is_own(family: int, address: str) -> bool:
-    """Whether an address belongs to this host: only then can a socket be bound to it."""
+    """Whether an address belongs to this host: only then can a socket be bound to it, unless the kernel allows any.
+
+    Hosts with a virtual address that moves between them (keepalived, HAProxy) have it do so. Source: ip-sysctl.rst of
+    the kernel's documentation, ip_nonlocal_bind.
+    """
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind((address, 0))
     except OSError:
         return False
-    return True
+    return not any(read_line(path) == "1" for path in _NONLOCAL_BIND) or _is_on_interface(address)
+
+
+def _is_on_interface(address: str) -> bool:
+    """Whether an interface of this host has an address, or it means any of them. True where that is unknown."""
+    from saferun.linux.netlink import read_nics
+
+    plain = address.partition("%")[0].removeprefix("::ffff:")
+    if plain.startswith("127.") or plain in {"0.0.0.0", "::"}:  # noqa: S104 - of the user
+        return True
+    try:
+        return any(plain in nic.addresses for nic in read_nics())
+    except OSError:
+        return True
 
 
 def _ask(names: list[str], deadline_s: float) -> dict[str, bool | None]:

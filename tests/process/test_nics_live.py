@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from saferun.linux.names import known_at_once
 from saferun.linux.netlink import Route, read_nics, route_to
 from saferun.linux.nic import Nic
 from saferun.preflight.checks.all_checks import CHECKS
@@ -171,6 +172,20 @@ def test_each_interface_is_read_with_all_that_counts(host: Namespace) -> None:
 def test_what_sysfs_says_of_another_namespace_is_not_believed(host: Namespace) -> None:
     """/sys belongs to whoever mounted it: its eth0 may be another machine's."""
     assert all(nic.speed_bits_s == 0 and nic.rdma == () for nic in host.run(read_nics))
+
+
+@in_namespace
+def test_with_nonlocal_binds_only_an_address_of_an_interface_is_this_hosts() -> None:
+    """Any host could bind any other address: each would take the endpoint of a c10d rendezvous for itself."""
+    one = Namespace()
+    try:
+        one.ip("link set lo up\naddr add 10.1.0.1/32 dev lo\naddr add fd01::1/128 dev lo nodad")
+        for family in ("ipv4", "ipv6"):
+            one.run(write, f"/proc/sys/net/{family}/ip_nonlocal_bind", "1")
+        addresses = ("10.1.0.1", "127.0.0.1", "fd01::1", "10.1.0.2", "fd01::2")
+        assert one.run(lambda: [known_at_once(address) for address in addresses]) == [True, True, True, False, False]
+    finally:
+        one.close()
 
 
 @in_namespace

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Self
+
 import pytest
 
-from saferun.linux import netlink
+from saferun.linux import names, netlink
 from saferun.linux.nic import Nic
 
 ETH = Nic("eth0", ("10.0.0.2", "fe80::1"))
@@ -36,3 +41,32 @@ def test_the_addresses_of_such_bridges_are_known_apart(monkeypatch: pytest.Monke
     """Ranks that exchange them reach none but themselves."""
     monkeypatch.setattr(netlink, "read_nics", lambda: (DOCKER, ETH, BRIDGE, DUMMY))
     assert netlink.bridge_addresses() == ["172.17.0.1"]
+
+
+class Unbound:
+    """A socket that can be bound to any address."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def bind(self, _address: tuple[str, int]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("address", "is_own"),
+    [("10.0.0.2", True), ("10.0.0.3", False), ("127.0.0.1", True), ("::", True), ("fe80::1", True), ("::1", False)],
+)
+def test_an_address_that_any_host_can_bind_is_this_hosts_only_if_an_interface_has_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str, *, is_own: bool
+) -> None:
+    """With net.ipv4.ip_nonlocal_bind each host of a job would take the endpoint of the c10d rendezvous for itself."""
+    setting = tmp_path / "ip_nonlocal_bind"
+    monkeypatch.setattr(names, "_NONLOCAL_BIND", (str(setting),))
+    monkeypatch.setattr(netlink, "read_nics", lambda: (ETH,))
+    real, fake = dict(vars(socket)), {"socket": lambda *_: Unbound()}
+    monkeypatch.setattr(names, "socket", SimpleNamespace(**{**real, **fake}))
+    for text, expected in (("0\n", True), ("1\n", is_own)):
+        setting.write_text(text, encoding="ascii")
+        assert names.known_at_once(address) is expected
