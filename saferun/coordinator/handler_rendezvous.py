@@ -315,6 +315,10 @@ class HandlerRendezvous:
                 "check that saferun was started on all of them, and look at its output; --start-timeout is how long"
                 " they are waited for",
             )
+        if kind in {"DistStoreError", "LookupError"} and rdzv.request.backend in _OF_TORCH:
+            # The store answers: the host that comes first has yet to write its address there.
+            what = f"the first host came to {where} and then did not answer"
+            return JoinFailedError(what, "see the output of saferun on that host, and whether it is up", kind="gone")
         if kind == "RendezvousConnectionError" and rdzv.request.attempt > 0:
             hint = "see whether it runs and can be reached from here"
             if rdzv.request.backend == "c10d":

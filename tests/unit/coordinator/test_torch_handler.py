@@ -70,6 +70,15 @@ class Handler:
         return "met"
 
 
+def raising(error: Exception) -> Callable[[], None]:
+    """A function that does nothing else."""
+
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
 def meeting(remaining_s: float = 60.0, conf: dict[str, str] | None = None, connect_s: float = 0.0) -> Any:
     """A rendezvous under way."""
     request = SimpleNamespace(backend="c10d", endpoint="node1", conf=conf or {}, connect_s=connect_s, attempt=0)
@@ -125,6 +134,21 @@ def test_what_another_try_does_not_mend_is_not_tried_again(
     with pytest.raises(JoinFailedError):
         met(rendezvous, handler, meeting(remaining_s))
     assert handler.calls == 1
+
+
+@pytest.mark.parametrize(("backend", "kind"), [("c10d", "gone"), ("etcd-v2", "gone"), ("mine", "")])
+def test_a_first_host_that_dies_before_it_has_written_its_address_is_gone(
+    rendezvous: HandlerRendezvous, backend: str, kind: JoinFailure
+) -> None:
+    """Torch waits for it within its rendezvous, which is complete: the others can meet again without it."""
+    timeout = LookupError if backend == "etcd-v2" else DistStoreError
+    handler: Any = SimpleNamespace(next_rendezvous=raising(timeout("wait timeout after 60000ms, keys: /MASTER_ADDR")))
+    rdzv = meeting()
+    rdzv.request.backend = backend
+    with pytest.raises(JoinFailedError) as raised:
+        met(rendezvous, handler, rdzv)
+    assert raised.value.kind == kind
+    assert ("the first host came to the rendezvous 'job' at node1" in raised.value.what) is bool(kind)
 
 
 def test_nothing_is_tried_again_when_the_rendezvous_is_over(rendezvous: HandlerRendezvous) -> None:
