@@ -140,7 +140,8 @@ class StaticRendezvous:
         It has all hosts that the job needs, or none starts a rank: of two that lead, one would be alone.
         """
         before = last.successors[: last.host - last.hosts] if last.is_spare and last.order else None
-        self._client, self._round = find_successor(rdzv, self._stores, self._finder, last.successors, before), -1
+        old, self._round = self._client, -1
+        self._client = find_successor(rdzv, self._stores, self._finder, last.successors, before, old)
         if self._client is not None:
             found = (one.name for one in last.successors if self._finder.master_addr in one.addresses)
             self._leader = next(found, _LEADER)

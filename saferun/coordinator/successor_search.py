@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from saferun.cluster.silence import GONE, UNREACHABLE
 from saferun.coordinator.assignments import Successor
 from saferun.coordinator.control_finder import CONTROL_KEY, NO_CONTROL_S, ControlFinder
+from saferun.coordinator.control_search import connect_again
 from saferun.coordinator.dial import addresses_elsewhere
 from saferun.coordinator.leader_address import LeaderAddress, is_loopback, read_address
 from saferun.coordinator.liveness_probe import probe_host
@@ -23,6 +24,9 @@ _PROBE_EVERY_S = 5.0
 _MOST_ADDRESSES = 4
 # How long the preferred address is waited for, once another one has been found to lead there.
 _SAME_S = 2.0
+# How long a leader that is there after all may take to need this host again: the supervisor waits for a minute more
+# than hosts are waited for.
+_RETURN_S = 40.0
 _HINT = "see the output of saferun on the other hosts, and whether they can be reached"
 
 
@@ -37,8 +41,13 @@ def find_successor(
     finder: ControlFinder,
     successors: Sequence[Successor],
     before: Sequence[Successor] | None,
+    old: StoreClient | None = None,
 ) -> StoreClient | None:
     """A connection to the control store of the host that leads from now on; None: this host does.
+
+    Where no spare leads, it may have been this host whose network was away: then the leader goes on, and a spare may
+    have the place of this host. The spares have their time first: a leader that only stood still has lost the others to
+    one of them, and this host would be missing there.
 
     Args:
         rdzv: the round of this host.
@@ -46,6 +55,7 @@ def find_successor(
         finder: learns which job it is.
         successors: the spares, in their order.
         before: those of them that lead rather than this host; None: this host does not lead.
+        old: a connection to the leader that was lost; None: it is not looked for.
 
     Raises:
         JoinFailedError: none leads.
@@ -92,7 +102,21 @@ def find_successor(
                 if all(_is_gone(one, own) for one in before):
                     return None
     what = f"no spare ({names}) has begun to lead the job within {rdzv.timeout_s:.0f} s"
-    raise JoinFailedError(what, _HINT, kind="" if before is None else "needless")
+    return _find_again(rdzv, old, finder.job, JoinFailedError(what, _HINT, kind="" if before is None else "needless"))
+
+
+def _find_again(rdzv: RendezvousRound, old: StoreClient | None, job: str, error: JoinFailedError) -> StoreClient:
+    """Another connection to the leader that was lost.
+
+    Raises:
+        JoinFailedError: that error; it is not there.
+    """
+    if old is not None:
+        rdzv.allow(_RETURN_S)
+        client = connect_again(old, job)
+        if client is not None:
+            return client
+    raise error
 
 
 def _first_found(searches: Sequence[StoreSearch]) -> StoreClient | None:

@@ -261,11 +261,12 @@ class Fleet:
             raise LawError(f"{host.name} has {assignment}, and attempt {self.first_met} was the first one")
 
     def note_running(self, host: FleetHost) -> None:
-        """The ranks of a host run: all that run are in the same attempt, but for hosts that stand still."""
+        """The ranks of a host run: all that run are in the same attempt, but those that stand still or are cut off."""
         number, now = host.job.joined_attempt, self.simulation.now
         host.running_since[number] = now
         for other in self.hosts:
             is_out = other.is_gone or other.is_waiting or other.finish or other.frozen_until > now
+            is_out = is_out or not self.network.connects(host, other)
             if not (is_out or number in other.running_since):
                 latest = max(other.running_since, default=-1)
                 if latest > number or (latest >= 0 and other.state is State.RUNNING):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from saferun.cluster.job import _REJOIN_TIMEOUT_S
 from saferun.config import LaunchConfig
+from saferun.launch.entry import _JOIN_BACKSTOP_S
 from saferun.supervisor.machine import State
 from tests.fleet import virtual_host
 from tests.fleet.fleet import Fleet
@@ -13,6 +15,8 @@ _AT_ONCE_S = 5.0
 _OTHERS = {1, 2, 3}
 # From one sample of the ranks to the next one, and what a probe takes.
 _FOUND_S = 20.0
+# When a host takes another one for lost.
+_SILENT_S = 24.0
 
 
 @pytest.fixture
@@ -192,3 +196,39 @@ def test_a_host_of_an_elastic_job_that_dies_soon_after_the_start_is_lost_after_t
     (warning,) = fleet.leader.lines
     assert "no heartbeat received from node2" in warning
     assert "the job ends if no rank makes progress for 300 s" in warning
+
+
+@pytest.mark.parametrize("outage_s", [30.0, 40.0, pytest.param(80.0, marks=pytest.mark.slow)])
+def test_a_host_whose_place_a_spare_has_taken_while_its_network_was_away_does_not_end_the_job(outage_s: float) -> None:
+    """It has lost the leader, and no spare leads. Any exit code but 0 would end the step, with the others' ranks."""
+    fleet = Fleet(5, spares=1, is_patient=True)
+    with fleet.running():
+        fleet.await_running()
+        fleet.run(5.0)
+        fleet.stopped_at = fleet.simulation.now
+        away = fleet.hosts[2]
+        fleet.network.divide({2})
+        fleet.run(outage_s)
+        fleet.network.heal()
+        fleet.run(5.0)
+        fleet.stopped_at = None
+        joins_s = outage_s - _SILENT_S + fleet.run(200.0, lambda: away.finish)
+        assert away.finish is not None, fleet.story()
+        assert away.finish.exit_code == 0, fleet.story()
+        assert joins_s < _REJOIN_TIMEOUT_S + _JOIN_BACKSTOP_S - _AT_ONCE_S
+        assert all(1 in host.running_since for host in fleet.hosts if host is not away), fleet.story()
+        assert _ends_well(fleet), fleet.story()
+
+
+def test_a_host_that_no_network_leads_to_any_more_ends_with_the_reason() -> None:
+    """It has lost the leader, no spare leads, and the leader does not come back."""
+    fleet = Fleet(5, spares=1, is_patient=True)
+    with fleet.running():
+        fleet.await_running()
+        fleet.run(5.0)
+        fleet.stopped_at = fleet.simulation.now
+        away = fleet.hosts[2]
+        fleet.network.divide({2})
+        assert fleet.run(200.0, lambda: away.finish) < 110.0, fleet.story()
+        assert away.finish is not None
+        assert away.finish.exit_code == 1
