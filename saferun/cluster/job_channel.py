@@ -318,12 +318,13 @@ class JobChannel:
         self._needs_name = False
         if self._name is not None:
             self._name.close()
+        if "tasks" in self._listeners and self._task_sockets is not None:
+            # Who comes while the coordinator waits for other hosts belongs to the next launch of this step.
+            self._task_sockets.refuse(self._listeners["tasks"], self._task_path)
         self.client.close(_GOODBYE_S)
         if self._torch_process is not None:
             self._torch_process.close()
         self._stop_answering()
         for listener in self._listeners.values():
             listener.close()
-        if "tasks" in self._listeners and self._task_sockets is not None:
-            self._task_sockets.remove(self._task_path)
         self._listeners.clear()

@@ -185,7 +185,7 @@ class Tasks:
                     if not self._serve(self._connections[fd], events, on_message, on_closed):
                         return
                 elif self._listener is not None and fd == self._listener.fileno():
-                    self._accept_task(self._listener)
+                    self._accept_task(self._listener, events)
                 else:
                     self._answer_probe()
             now = time.monotonic()
@@ -241,7 +241,10 @@ class Tasks:
                 self._accept_at = time.monotonic() + _TICK_S
             return None
 
-    def _accept_task(self, listener: socket.socket) -> None:
+    def _accept_task(self, listener: socket.socket, events: int = select.POLLIN) -> None:
+        if events & select.POLLHUP:
+            self._listener = None  # the head takes no more tasks; it would wake the loop again and again
+            return
         connection = self._accept(listener)
         if connection is None:
             return

@@ -17,6 +17,7 @@ import struct
 from collections.abc import Iterator
 
 from saferun.errors import SaferunError, suppress
+from saferun.linux.bare_socket import Socket
 from saferun.linux.json_lines import JsonLines
 from saferun.linux.ownership import NotOursError, open_directory, owner_text
 from saferun.linux.poller import Poller
@@ -68,6 +69,12 @@ class TaskSockets:
             return _listen(path), path
         except OSError as error:
             raise SaferunError(f"no place where the tasks of this job meet: {error.strerror}", _HINT) from None
+
+    def refuse(self, listener: Socket, path: str) -> None:
+        """Take no more tasks at the socket that ``listen`` has made, also where another process has inherited it."""
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        self.remove(path)
 
     def remove(self, path: str) -> None:
         """Remove the socket that ``listen`` has made, and its directory, unless that has other sockets."""

@@ -1,4 +1,4 @@
-"""The process of local rank 0, whose coordinator the other processes of the host use, is killed."""
+"""The process of local rank 0, whose coordinator the other processes of the host use, is killed, or ends."""
 
 from __future__ import annotations
 
@@ -167,3 +167,29 @@ def test_who_was_killed_is_not_waited_for_in_the_next_attempt(head: Head, task: 
     task.channel.open()
     assert task.lost == [GONE]
     assert task.channel.deadline is None
+
+
+@pytest.mark.parametrize("is_abstract", [False, True])
+def test_who_says_goodbye_is_not_taken_for_the_head_of_the_next_launch(
+    key: str, task: Task, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_abstract: bool
+) -> None:
+    """Of two launches in one step: its coordinator waits for other hosts for up to ten seconds, and then drops all."""
+    monkeypatch.setattr(task_sockets, "_bases", lambda: [] if is_abstract else [str(tmp_path)])
+    config = CONFIG._replace(hosts=HostsConfig(2, 2, 1, task=TaskConfig(0, 2, key)))
+    callbacks: Any = SimpleNamespace(on_stderr=lambda _: None)
+    poller = Poller()
+    head = JobChannel(config, {}, poller, callbacks, on_message=lambda _: None, on_lost=lambda *_: None)
+    head.bind()
+    inherited = os.dup(head._listeners["tasks"].fileno())
+    came: list[bool] = []
+
+    def goodbye(_seconds: float) -> None:
+        task.channel.open()
+        came.append(task.channel.client.is_open)
+
+    monkeypatch.setattr(head.client, "close", goodbye)
+    head.close()
+    os.close(inherited)
+    poller.close()
+    assert (came, task.lost) == ([False], [])
+    assert task.channel.deadline is not None, "it does not look for the next one"

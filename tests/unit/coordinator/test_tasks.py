@@ -80,3 +80,20 @@ def test_a_connection_without_a_descriptor_does_not_wake_the_loop_again_and_agai
             assert [fd for fd, _ in loop._polled()] == [probed.fileno()]
             loop._answer_probe()
             assert prober.recv(100) == ANSWER
+
+
+def test_a_listening_socket_that_takes_no_more_tasks_does_not_wake_the_loop_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The head has shut it down, and the loop goes on until the other hosts have all they wait for."""
+    monkeypatch.setattr(tasks, "_TICK_S", 0.02)
+    supervisor, head = socket.socketpair()
+    with supervisor, head, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("")  # the kernel chooses an abstract name
+        listener.listen()
+        loop = Tasks(head, listener)
+        listener.shutdown(socket.SHUT_RDWR)
+        ((fd, events),) = loop._polled()
+        assert fd == listener.fileno()
+        loop._accept_task(listener, events)
+        assert loop._polled() == []
