@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from saferun.coordinator.control_search import JOB_KEY, ControlSearch
@@ -14,6 +15,7 @@ from saferun.coordinator.prefix_store import prefix_class
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound, hosts_text
 from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.served_stores import ServedStores
+from saferun.coordinator.spare_rounds import LATE_HINT
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 from saferun.coordinator.store_search import StoreSearch
 from saferun.text.master_port import NO_MASTER_HINT
@@ -28,6 +30,8 @@ _FOREIGN_GRACE_S = 5.0
 _RECHECK_S = 0.5
 # How much longer a leader is waited for that accepts connections: it may import torch, which this host does not.
 _IMPORT_S = 10.0
+# How long the next launch of a step may take to begin once the previous one has ended.
+_NEXT_S = 60.0
 _CONTROL_HINT = "saferun's own messages go there: open that port (--control-port), or pass --control-port same"
 
 
@@ -114,6 +118,35 @@ class ControlFinder:
             rdzv.allow(_IMPORT_S)  # the leader begins now
         self.port = client.address[1]
         return self._connect_found(rdzv, client, control[self.port], moved=moved)
+
+    def find_next(self, rdzv: RendezvousRound, *, has_met: bool) -> StoreClient:
+        """The same after the job has ended that this host came late for.
+
+        Of two launches in one step, that may have been the first one, whose leader waits for a slow host to read how it
+        ended: this host's own job begins later, at the same address.
+
+        Args:
+            rdzv: the round of this host.
+            has_met: whether this process has taken part in that job.
+
+        Raises:
+            JoinFailedError: there is no other: it was this host's own, and did without it.
+            CancelledError: no task waits for it any more.
+        """
+        ended = JoinFailedError(f"the job has ended without {rdzv.name}, which came late", LATE_HINT, kind="needless")
+        if has_met:
+            raise ended
+        give_up_at = time.monotonic() + rdzv.remaining_s
+        rdzv.limit(_NEXT_S)
+        try:
+            while rdzv.remaining_s > 0:
+                with suppress(StoreBrokenError):
+                    client = self.find(rdzv)
+                    rdzv.allow(give_up_at - time.monotonic())
+                    return client
+        except JoinFailedError:
+            raise ended from None
+        raise ended
 
     def _connect_found(
         self, rdzv: RendezvousRound, ranks: StoreClient, found: LeaderAddress, *, moved: bool

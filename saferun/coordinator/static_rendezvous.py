@@ -117,11 +117,11 @@ class StaticRendezvous:
             JoinFailedError: it is not waited for any more.
             CancelledError: no task waits for it any more.
         """
-        if self._is_late and rdzv.spares:
-            what = f"the job has ended without {rdzv.name}, which came late"
-            raise JoinFailedError(what, LATE_HINT, kind="needless")
         broken, self._client = self._client, None
-        self._round, self._is_late = -1, False
+        is_late, self._round, self._is_late = self._is_late, -1, False
+        if is_late and rdzv.spares:
+            self._client = self._finder.find_next(rdzv, has_met=self._last is not None)
+            return
         rdzv.check()
         if rdzv.remaining_s <= 0:
             where = shown(rdzv.master_addr, self._finder.port)

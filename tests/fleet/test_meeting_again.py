@@ -8,7 +8,7 @@ import pytest
 
 from saferun.supervisor.machine import State
 from tests.fleet.fleet import Fleet
-from tests.fleet.virtual_host import CONTROL_PORT, RANKS_PORT
+from tests.fleet.virtual_host import CONTROL_PORT, RANKS_PORT, FleetHost
 from tests.fleet.virtual_network import StoreServer
 
 _AT_ONCE_S = 5.0
@@ -319,3 +319,59 @@ def test_where_no_spare_is_left_hosts_that_a_switch_had_cut_off_take_part_again(
         fleet.stopped_at = None
         assert all(1 in host.running_since for host in fleet.hosts[:4]), fleet.story()
         _end_well(fleet)
+
+
+def _launch_again(first: Fleet) -> Fleet:
+    """Another launch on the same hosts, at the same ports, whose hosts have yet to start."""
+    second = Fleet(first.count, spares=first.spares, start_timeout_s=120.0)
+    second.simulation, second.network = first.simulation, first.network
+    second.hosts = [FleetHost(second, number) for number in range(first.count)]
+    return second
+
+
+def _start(fleet: Fleet, *numbers: int) -> None:
+    for number in numbers:
+        host = fleet.hosts[number]
+        fleet.network.add(host)
+        fleet.simulation.at(fleet.simulation.now, host.start, host)
+
+
+def _end_while_one_stands_still(fleet: Fleet) -> None:
+    """The leader waits until that host has read how the job ended."""
+    fleet.await_running()
+    fleet.run(5.0)
+    fleet.finish_ranks()
+    fleet.run(10.0, lambda: fleet.leader.finish)
+    fleet.freeze(2, 5.0)
+    fleet.run(1.0)
+    assert fleet.hosts[1].is_gone
+    assert not fleet.leader.is_gone
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_host_that_meets_the_leader_of_the_previous_launch_of_its_step_waits_for_its_own(spares: int) -> None:
+    """``srun bash -c 'saferun a.py; saferun b.py'``: with spares it took itself for late, and ended with 0 at once."""
+    first = Fleet(3 + spares, spares=spares)
+    with first.running():
+        _end_while_one_stands_still(first)
+        second = _launch_again(first)
+        _start(second, 1)
+        second.run(30.0)
+        assert first.leader.is_gone
+        assert second.hosts[1].finish is None, second.hosts[1].finish
+        _start(second, *(number for number in range(3 + spares) if number != 1))
+        second.await_running(_LOST_S)
+        assert 0 in second.hosts[1].running_since
+        _end_well(second)
+
+
+def test_a_host_that_came_late_to_a_job_with_spares_ends_well_some_time_after_the_job() -> None:
+    """No other launch follows at that address."""
+    first = Fleet(4, spares=1)
+    with first.running():
+        _end_while_one_stands_still(first)
+        late = _launch_again(first)
+        _start(late, 1)
+        late.run(100.0, lambda: late.hosts[1].finish)
+        assert late.hosts[1].finish is not None
+        assert late.hosts[1].finish.exit_code == 0
