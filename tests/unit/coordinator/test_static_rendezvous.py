@@ -144,7 +144,7 @@ def test_no_attempt_has_fewer_hosts_than_the_job_was_started_with() -> None:
     met: Any = SimpleNamespace(taking_part=[1], withdrawn={}, fail=collection.fail)
     with pytest.raises(JoinFailedError, match="met with 2 of the 3 hosts that the job needs"):
         rounds.arrange(rdzv, met, [own, HostRecord("node1", (), born="1")])
-    assert b"met with 2 of the 3 hosts" in client.get("r0/assignment/1", 1.0)
+    assert b"met with 2 of the 3 hosts" in (client.get("r0/assignment/1", 1.0) or b"")
 
 
 class Reached:
