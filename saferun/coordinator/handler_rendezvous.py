@@ -46,7 +46,7 @@ from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.store_search import StoreSearch
-from saferun.coordinator.torch_handler import NextRendezvous, handler_conf, wait_as_torch_does
+from saferun.coordinator.torch_handler import NextRendezvous, handler_conf, has_room, wait_as_torch_does
 from saferun.coordinator.torch_store import loopback_address, open_store
 from saferun.text.master_port import ENDPOINT
 from saferun.text.wording import count_text, first_line
@@ -152,8 +152,8 @@ class HandlerRendezvous:
         """Each rendezvous has a control store of its own."""
 
     def watch_membership(self, on_waiting: Callable[[str], None] | None) -> None:
-        """Report, once, the hosts that wait to join, unless there is no room for them; None: stop watching."""
-        self._on_waiting = None if self._is_full else on_waiting
+        """Report, once, the hosts that wait to join while there is room for them; None: stop watching."""
+        self._on_waiting = on_waiting
         if self._on_waiting is not None:
             # The thread blocks until it gets a call where membership is not watched.
             self._ask(lambda: None)
@@ -357,7 +357,7 @@ class HandlerRendezvous:
         except Exception:
             # The job can do without its rendezvous, as long as no host comes or goes.
             return
-        if waiting > 0 and on_waiting is self._on_waiting:
+        if waiting > 0 and on_waiting is self._on_waiting and has_room(handler, self._is_full):
             self._on_waiting = None
             names = self._arrivals.names().names if self._arrivals is not None else []
             named = f": {', '.join(names[:16])}" if names else ""

@@ -97,6 +97,14 @@ def _is_beyond(handler: Any) -> bool:  # noqa: ANN401
         return False  # another handler, or it changes the state at this moment
 
 
+def has_room(handler: Any, was_full: bool) -> bool:  # noqa: ANN401, FBT001 - what the job was when its hosts met
+    """Whether another host can join: also a job that met in full, once torch has missed one of its hosts for long."""
+    try:
+        return bool(len(handler._state_holder.state.participants) < handler.settings.max_nodes)  # noqa: SLF001
+    except Exception:
+        return not was_full  # another handler
+
+
 def _is_stall(error: Exception) -> bool:
     """Whether a connection has failed because nothing was answered in time, and not because it broke."""
     return type(error).__name__ == _CONNECTION_ERROR and type(error.__cause__).__name__ in _TIMEOUT_ERRORS

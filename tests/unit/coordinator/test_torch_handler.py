@@ -310,6 +310,30 @@ def test_a_job_with_as_many_hosts_as_it_takes_does_not_start_again_for_one_that_
     assert found == (["1 host waits to join"] if restarts else [])
 
 
+@pytest.mark.parametrize(("participants", "restarts"), [(2, False), (1, True)])
+def test_a_job_that_met_in_full_takes_the_host_that_waits_once_torch_has_missed_one_of_its_own(
+    rendezvous: HandlerRendezvous, monkeypatch: pytest.MonkeyPatch, *, participants: int, restarts: bool
+) -> None:
+    """A host that loses power says nothing: the others would wait for it until the hang timeout."""
+    rdzv = RendezvousRound(fit(JoinRequest, {**JOIN, "backend": "c10d", "least": 1, "most": 2}))
+    rdzv.add(0, rdzv.request)
+    handler = SimpleNamespace(
+        next_rendezvous=lambda: (object(), 0, 2),
+        num_nodes_waiting=lambda: 1,
+        settings=SimpleNamespace(max_nodes=2),
+        _state_holder=SimpleNamespace(state=SimpleNamespace(participants=dict.fromkeys(range(participants), 0))),
+    )
+    monkeypatch.setattr(handler_rendezvous, "_POLL_S", 300.0)
+    monkeypatch.setattr(rendezvous, "_handler", handler)
+    monkeypatch.setattr(rendezvous, "_lead", lambda *_, **__: None)
+    monkeypatch.setattr(rendezvous, "_run_id", lambda _: "")
+    rendezvous.meet(rdzv)
+    found: list[str] = []
+    rendezvous.watch_membership(found.append)
+    rendezvous._poll()
+    assert found == (["1 host waits to join"] if restarts else [])
+
+
 class RendezvousTimeoutError(Exception):
     """As torch's: the join timeout is over."""
 
