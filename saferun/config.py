@@ -27,7 +27,8 @@ class Command(Value):
     """What each rank runs.
 
     ``argv[0]`` is taken as it is; in the rest ``$local_rank`` is replaced. With ``run_path`` argv is the script and
-    its arguments, run by saferun's own entry point in the rank. ``is_python``: False: any program (``--no-python``).
+    its arguments, run by saferun's own entry point in the rank. ``is_python``: whether saferun's own interpreter runs
+    the script; else any program does (``--no-python``, PYTHON_EXEC).
     """
 
     argv: tuple[str, ...]

@@ -38,11 +38,12 @@ def rank_command(values: SimpleNamespace, environ: Mapping[str, str]) -> Command
     python = environ.get("PYTHON_EXEC", sys.executable)
     if "PYTHON_EXEC" in environ:
         _check_program(python, environ)
+    is_python = python == sys.executable
     if values.module:
-        return Command((python, "-u", "-m", script, *rest), run_path=False, name=script)
-    if python == sys.executable:  # another program may go elsewhere before it reads the script: into a container
+        return Command((python, "-u", "-m", script, *rest), run_path=False, name=script, is_python=is_python)
+    if is_python:  # another program may go elsewhere before it reads the script: into a container
         check_script(script)
-    return Command((python, "-u", script, *rest), run_path=False, name=script)
+    return Command((python, "-u", script, *rest), run_path=False, name=script, is_python=is_python)
 
 
 def check_script(script: str) -> None:

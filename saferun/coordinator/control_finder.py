@@ -32,6 +32,8 @@ _RECHECK_S = 0.5
 _IMPORT_S = 10.0
 # How long the next launch of a step may take to begin once the previous one has ended.
 _NEXT_S = 60.0
+# For so long at most a leader is there after its job has ended, for hosts that have yet to read how.
+_LEADER_LEAVES_S = 15.0
 _CONTROL_HINT = "saferun's own messages go there: open that port (--control-port), or pass --control-port same"
 
 
@@ -134,7 +136,7 @@ class ControlFinder:
             CancelledError: no task waits for it any more.
         """
         ended = JoinFailedError(f"the job has ended without {rdzv.name}, which came late", LATE_HINT, kind="needless")
-        if has_met:
+        if has_met or time.monotonic() - rdzv.began_at > _LEADER_LEAVES_S:
             raise ended
         give_up_at = time.monotonic() + rdzv.remaining_s
         rdzv.limit(_NEXT_S)
@@ -142,6 +144,9 @@ class ControlFinder:
             while rdzv.remaining_s > 0:
                 with suppress(StoreBrokenError):
                     client = self.find(rdzv)
+                    if rdzv.request.script not in {"", self.script} and self.script:
+                        client.end()
+                        break  # the next launch, and this host belongs to the one that has ended
                     rdzv.allow(give_up_at - time.monotonic())
                     return client
         except JoinFailedError:

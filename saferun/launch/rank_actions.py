@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # The examiner is forked when the ranks are on their way, or at once where something is to be captured before.
 _EXAMINER_DELAY_S = 0.4
+# A shell ends with this and the number of the signal that has ended its last command.
+_SHELL_SIGNAL = 128
 # Of a message of this host's, what the leader is sent.
 _LONGEST_STATE = 300
 
@@ -305,8 +307,10 @@ class RankActions(PartBase):
 
     def _is_wrapper(self, rank: Rank, signum: int) -> bool:
         """Whether a signal that was sent to a rank may have ended it before its training, as a shell or `conda run`."""
-        # Every Python has a handler for SIGINT.
-        is_taken = signum in rank.handled and signum != SIGINT
+        # Every Python has a handler for SIGINT, and bash with a trap has one, and dies of the signal nonetheless.
+        status = rank.end.status if rank.end is not None else None
+        has_died = status is not None and (status.signum == signum or status.code == _SHELL_SIGNAL + signum)
+        is_taken = signum in rank.handled and signum != SIGINT and not has_died
         return not self._context.config.command.is_python and signum in rank.signals and not is_taken
 
     def _left_pipes(self, group: RankGroup) -> list[tuple[int, int, str]]:

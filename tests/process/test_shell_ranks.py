@@ -25,13 +25,24 @@ tell("saved")
 TRAIN = f"{sys.executable} train.py"
 # As `conda run` waits.
 WAITS = "import subprocess, sys; subprocess.Popen([sys.executable, 'train.py']).communicate()"
-SHELLS = {"bash": ("bash", "-c", f"{TRAIN}; true"), "conda run": (sys.executable, "-c", WAITS)}
+SHELLS = {
+    "bash": ("bash", "-c", f"{TRAIN}; true"),
+    # With any trap bash has a handler for SIGTERM, and dies of that signal nonetheless.
+    "bash with a trap": ("bash", "-c", f"trap : EXIT; {TRAIN}; true"),
+    "conda run": (sys.executable, "-c", WAITS),
+}
 NO_PYTHON = ("--shutdown-timeout", "600", "--no-python")
 WAITING = "saferun: waiting for 1 process of rank 0: "
 
 
 @pytest.mark.parametrize(
-    ("shell", "signum"), [("bash", signal.SIGTERM), ("conda run", signal.SIGINT), ("conda run", signal.SIGTERM)]
+    ("shell", "signum"),
+    [
+        ("bash", signal.SIGTERM),
+        ("bash with a trap", signal.SIGTERM),
+        ("conda run", signal.SIGINT),
+        ("conda run", signal.SIGTERM),
+    ],
 )
 def test_training_that_a_shell_has_started_saves_its_checkpoint_when_the_signal_has_ended_the_shell(
     tmp_path: Path, shell: str, signum: signal.Signals

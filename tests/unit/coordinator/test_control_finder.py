@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from saferun.cluster.join_messages import JoinRequest
@@ -52,3 +55,33 @@ def test_a_host_that_looks_on_itself_is_advised_to_name_another(
     with pytest.raises(JoinFailedError) as raised:
         ControlFinder(ServedStores(object, -1, -1, lambda _: None)).find(rdzv)
     assert hint == raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("since_s", "script", "outcome"),
+    [(1.0, "train.py", "found"), (1.0, "prepare.py", "needless"), (60.0, "train.py", "needless")],
+)
+def test_a_host_joins_the_next_launch_of_its_step_only_if_it_may_be_part_of_it(
+    monkeypatch: pytest.MonkeyPatch, since_s: float, script: str, outcome: str
+) -> None:
+    """A leader stays a moment after its job has ended. Who came earlier, or runs another script, was late for that."""
+    request = {"backend": "static", "least": 2, "most": 2, "run_id": "none", "timeout_s": 900, "probe_after_s": 30.0}
+    master = {"address": "127.0.0.1", "ports": [29500], "source": "default"}
+    rdzv = RendezvousRound(
+        fit(JoinRequest, {**request, "name": "node1", "tasks": 1, "master": master, "script": script})
+    )
+    rdzv.began_at -= since_s
+    finder = ControlFinder(ServedStores(object, -1, -1, lambda _: None))
+    client: Any = SimpleNamespace(end=lambda: None)
+
+    def find(_rdzv: RendezvousRound) -> Any:
+        finder.script = "train.py"
+        return client
+
+    monkeypatch.setattr(finder, "find", find)
+    if outcome == "found":
+        assert finder.find_next(rdzv, has_met=False) is client
+        return
+    with pytest.raises(JoinFailedError, match="the job has ended without node1, which came late") as raised:
+        finder.find_next(rdzv, has_met=False)
+    assert raised.value.kind == outcome
