@@ -66,7 +66,9 @@ def test_a_replacement_keeps_where_the_ranks_find_their_store_and_who_may_lead(
     assert rendezvous.resumption(result, found.record) == found
     searched: list[Any] = []
 
-    def find(_rdzv: object, _stores: object, _finder: object, successors: object, before: object) -> StoreClient:
+    def find(
+        _rdzv: object, _stores: object, _finder: object, successors: object, before: object, *_: object
+    ) -> StoreClient:
         searched.append((successors, before))
         client = memory.client()
         client.set("round", "0")
