@@ -55,6 +55,7 @@ class Drawing:
         self._log = None if is_terminal else LogRows()
         self._rows = Rows(columns()) if self._log is None else self._log
         self._fed_at = 0.0
+        self._cut = b""  # the first byte of what may be the end of a line, \r\n
         self._awaited_from: float | None = None  # since when a log waits for a picture to be drawn again
 
     def begin(self, line: bytes) -> bytes:
@@ -70,11 +71,12 @@ class Drawing:
 
     def wants(self, chunk: bytes) -> bool:
         """Whether the rows change what a chunk means; if not, it may be shown as it is."""
-        return not self._rows.is_plain or moves_cursor(chunk, is_terminal=self._is_terminal)
+        return self._cut != b"" or not self._rows.is_plain or moves_cursor(chunk, is_terminal=self._is_terminal)
 
     def feed(self, chunk: bytes, now: float) -> bytes:
         """Take bytes in. Returns the lines that have become final, each with its end."""
         self._fed_at = now
+        chunk, self._cut = self._cut + chunk, b""
         if self._budget.allows(len(chunk), now):
             if self._log is None:
                 self._rows.columns = max(self._columns(), 1)
@@ -93,6 +95,10 @@ class Drawing:
         if log is not None:
             chunk = log.take_unread() + chunk
             begun = 0 if _MOVES_FIRST.match(chunk) else log.open_columns
+            if log.has_returned and chunk.startswith(b"\n"):
+                chunk = chunk[1:]  # the end of the line that is live, whose \r has been read
+        if chunk.endswith(b"\r"):
+            chunk, self._cut = chunk[:-1], b"\r"
         text = without_movements(chunk).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         end = text.rfind(b"\n") + 1
         if len(text) - end + (0 if end else begun) > self._longest(text):

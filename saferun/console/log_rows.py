@@ -74,6 +74,11 @@ class LogRows(Rows):
             first = row
         return width if first.shown is None else 0
 
+    @property
+    def has_returned(self) -> bool:
+        """Whether the cursor is back at the beginning of the last line."""
+        return self._row == len(self._rows) - 1 and self._column == 0 and self._rows[-1].width > 0
+
     def take_with(self, text: bytes) -> bytes:
         """Everything that is live, as lines: ``text`` is the rest of the last one, which has columns."""
         self._rows[-1].goes_on = True  # blanks at its end are within the line

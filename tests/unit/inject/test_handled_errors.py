@@ -85,7 +85,13 @@ def test_one_that_is_printed_at_the_end_is(end: str, code: int, tmp_path: Path) 
         "import sys\nbefore = sys.excepthook\nsys.excepthook = lambda *error: before(*error)\n"
         + HANDLED.format(print="raise"),
         "import sys\nsys.excepthook = lambda *error: sys.__excepthook__(*error)\n" + HANDLED.format(print="raise"),
-        "import sys\nsys.excepthook = lambda *_: None\n" + HANDLED.format(print="raise"),
+        pytest.param(
+            "import sys\nsys.excepthook = lambda *_: None\n" + HANDLED.format(print="raise"),
+            marks=pytest.mark.skipif(
+                sys.version_info[:2] == (3, 12),
+                reason="Python 3.12 starts no thread at its end, and only in memory a record is written without one",
+            ),
+        ),
         HANDLED.format(print=PRINT) + "def second(size):\n    raise KeyError\nsecond(3)\n",
         "import saferun; saferun.record()\n" + HANDLED.format(print="raise"),
         HANDLED.format(print="raise").replace("probe(3)", "import saferun; saferun.record(probe)(3)"),
