@@ -26,6 +26,7 @@ _OWN = frozenset(
         *("TORCH_CPP_LOG_LEVEL", "TORCH_LOGS", "TORCH_SHOW_CPP_STACKTRACES"),
         # Which of them a launch sets follows from torch's version.
         *("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
+        *("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
     ]
 )
 _OWN_PREFIXES = ("NCCL_DEBUG", "RCCL_DEBUG", "TORCH_LOGS", "UCX_LOG", "FI_LOG", "OMP_", "KMP_")
