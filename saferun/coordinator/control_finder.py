@@ -144,7 +144,7 @@ class ControlFinder:
             while rdzv.remaining_s > 0:
                 with suppress(StoreBrokenError):
                     client = self.find(rdzv)
-                    if rdzv.request.script not in {"", self.script} and self.script:
+                    if rdzv.request.script and self.script and rdzv.request.script != self.script:
                         client.end()
                         break  # the next launch, and this host belongs to the one that has ended
                     rdzv.allow(give_up_at - time.monotonic())

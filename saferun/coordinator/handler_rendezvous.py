@@ -154,7 +154,7 @@ class HandlerRendezvous:
     def watch_membership(self, on_waiting: Callable[[str], None] | None) -> None:
         """Report, once, the hosts that wait to join while there is room for them; None: stop watching."""
         self._on_waiting = on_waiting
-        if self._on_waiting is not None:
+        if on_waiting is not None:
             # The thread blocks until it gets a call where membership is not watched.
             self._ask(lambda: None)
 

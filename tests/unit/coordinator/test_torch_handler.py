@@ -288,6 +288,23 @@ def test_a_running_elastic_job_does_not_end_for_a_newcomer_that_was_started_wron
     assert meetings == [goes_on, goes_on, goes_on, False][:times]
 
 
+def reported_waiting(
+    monkeypatch: pytest.MonkeyPatch, rendezvous: HandlerRendezvous, handler: SimpleNamespace, backend: str
+) -> list[str]:
+    """What an elastic job of at most two hosts hears of hosts that wait, once it has met."""
+    rdzv = RendezvousRound(fit(JoinRequest, {**JOIN, "backend": backend, "least": 1, "most": 2}))
+    rdzv.add(0, rdzv.request)
+    monkeypatch.setattr(handler_rendezvous, "_POLL_S", 300.0)
+    monkeypatch.setattr(rendezvous, "_handler", handler)
+    monkeypatch.setattr(rendezvous, "_lead", lambda *_, **__: None)
+    monkeypatch.setattr(rendezvous, "_run_id", lambda _: "")
+    rendezvous.meet(rdzv)
+    found: list[str] = []
+    rendezvous.watch_membership(found.append)
+    rendezvous._poll()
+    return found
+
+
 @pytest.mark.parametrize(("backend", "hosts", "restarts"), [("c10d", 2, False), ("c10d", 1, True), ("mine", 2, True)])
 def test_a_job_with_as_many_hosts_as_it_takes_does_not_start_again_for_one_that_waits(
     monkeypatch: pytest.MonkeyPatch, rendezvous: HandlerRendezvous, backend: str, hosts: int, *, restarts: bool
@@ -296,17 +313,8 @@ def test_a_job_with_as_many_hosts_as_it_takes_does_not_start_again_for_one_that_
 
     Another handler may have a limit of its own.
     """
-    rdzv = RendezvousRound(fit(JoinRequest, {**JOIN, "backend": backend, "least": 1}))
-    rdzv.add(0, rdzv.request)
     handler = SimpleNamespace(next_rendezvous=lambda: (object(), 0, hosts), num_nodes_waiting=lambda: 1)
-    monkeypatch.setattr(handler_rendezvous, "_POLL_S", 300.0)
-    monkeypatch.setattr(rendezvous, "_handler", handler)
-    monkeypatch.setattr(rendezvous, "_lead", lambda *_, **__: None)
-    monkeypatch.setattr(rendezvous, "_run_id", lambda _: "")
-    rendezvous.meet(rdzv)
-    found: list[str] = []
-    rendezvous.watch_membership(found.append)
-    rendezvous._poll()
+    found = reported_waiting(monkeypatch, rendezvous, handler, backend)
     assert found == (["1 host waits to join"] if restarts else [])
 
 
@@ -315,22 +323,13 @@ def test_a_job_that_met_in_full_takes_the_host_that_waits_once_torch_has_missed_
     rendezvous: HandlerRendezvous, monkeypatch: pytest.MonkeyPatch, *, participants: int, restarts: bool
 ) -> None:
     """A host that loses power says nothing: the others would wait for it until the hang timeout."""
-    rdzv = RendezvousRound(fit(JoinRequest, {**JOIN, "backend": "c10d", "least": 1, "most": 2}))
-    rdzv.add(0, rdzv.request)
     handler = SimpleNamespace(
         next_rendezvous=lambda: (object(), 0, 2),
         num_nodes_waiting=lambda: 1,
         settings=SimpleNamespace(max_nodes=2),
         _state_holder=SimpleNamespace(state=SimpleNamespace(participants=dict.fromkeys(range(participants), 0))),
     )
-    monkeypatch.setattr(handler_rendezvous, "_POLL_S", 300.0)
-    monkeypatch.setattr(rendezvous, "_handler", handler)
-    monkeypatch.setattr(rendezvous, "_lead", lambda *_, **__: None)
-    monkeypatch.setattr(rendezvous, "_run_id", lambda _: "")
-    rendezvous.meet(rdzv)
-    found: list[str] = []
-    rendezvous.watch_membership(found.append)
-    rendezvous._poll()
+    found = reported_waiting(monkeypatch, rendezvous, handler, "c10d")
     assert found == (["1 host waits to join"] if restarts else [])
 
 
