@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -85,24 +86,28 @@ def test_one_that_is_printed_at_the_end_is(end: str, code: int, tmp_path: Path) 
         "import sys\nbefore = sys.excepthook\nsys.excepthook = lambda *error: before(*error)\n"
         + HANDLED.format(print="raise"),
         "import sys\nsys.excepthook = lambda *error: sys.__excepthook__(*error)\n" + HANDLED.format(print="raise"),
-        pytest.param(
-            "import sys\nsys.excepthook = lambda *_: None\n" + HANDLED.format(print="raise"),
-            marks=pytest.mark.skipif(
-                sys.version_info[:2] == (3, 12),
-                reason="Python 3.12 starts no thread at its end, and only in memory a record is written without one",
-            ),
-        ),
         HANDLED.format(print=PRINT) + "def second(size):\n    raise KeyError\nsecond(3)\n",
         "import saferun; saferun.record()\n" + HANDLED.format(print="raise"),
         HANDLED.format(print="raise").replace("probe(3)", "import saferun; saferun.record(probe)(3)"),
     ],
-    ids=["plain", "printed and raised", "own hook", "own hook, python's", "silent", "second", "record", "decorator"],
+    ids=["plain", "printed and raised", "own hook", "own hook, python's", "second", "record", "decorator"],
 )
 def test_one_that_nothing_handles_is(source: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(source)
     lines, done = ended(tmp_path)
     assert done.returncode == 1
     assert any("size = 3" in line for line in lines), done.stderr
+
+
+def test_one_that_a_silent_hook_of_the_script_gets_is() -> None:
+    """It is recorded at the very end, in memory, as for ranks; for a disk Python 3.12 starts no thread any more."""
+    with TemporaryDirectory(prefix="saferun-", dir="/dev/shm") as name:
+        folder = Path(name)
+        silent = "import sys\nsys.excepthook = lambda *_: None\n"
+        (folder / "train.py").write_text(silent + HANDLED.format(print="raise"))
+        lines, done = ended(folder)
+        assert (done.returncode, done.stderr) == (1, "")
+        assert any("size = 3" in line for line in lines), lines
 
 
 def test_one_that_nothing_handles_is_whatever_the_process_does_then(tmp_path: Path) -> None:
