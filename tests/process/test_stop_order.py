@@ -77,6 +77,8 @@ def test_ranks_that_handle_the_signal_have_it_before_saferun_does_anything_else(
     _, _, after = calls.read_text(errors="replace").partition("--- SIGTERM ")
     # What follows the signal first is Python's own note of it, in the pipe that wakes the loop.
     lines = [line for line in after.splitlines()[1:] if not line.startswith("write(") or " = 1" not in line]
+    # The checks of this host may end at this very moment, and their process with them.
+    lines = [line for line in lines if not line.startswith("kill(") or "SIGKILL" not in line or "kill(-" in line]
     assert {line.partition(",")[0] for line in lines[:3]} == {f"kill(-{pid}" for pid in pids}
     assert any(line.startswith(("fork", "vfork", "clone")) for line in lines[3:]), "the test sees no forks"
 
