@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -232,9 +233,11 @@ class FleetHost(Host):
         ticked_at = simulation.now
         connection = self.tasks.head
         while True:
-            text = self.inbox.get(_TICK_S)
-            if text is not None:
-                message = json.loads(text)
+            try:
+                message = json.loads(self.inbox.get(_TICK_S))
+            except queue.Empty:
+                pass
+            else:
                 if message["op"] == "goodbye":
                     connection.is_leaving = True
                     self.coordinator.farewell(self._end_coordinator)

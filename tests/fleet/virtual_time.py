@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import queue
 import random
 import sys
 import time
@@ -304,10 +305,12 @@ class SimpleQueue:
         self._changed.notify()
 
     def get(self, timeout: float | None = None) -> Any:
-        """The next item; None where none comes in time."""
+        """The next item."""
         with self._changed:
             self._changed.wait_for(lambda: self._items, timeout)
-        return self._items.popleft() if self._items else None
+        if not self._items:
+            raise queue.Empty
+        return self._items.popleft()
 
     def empty(self) -> bool:
         return not self._items
@@ -340,7 +343,7 @@ def installed(simulation: Simulation, rooms: tuple[str, ...]) -> Iterator[None]:
             Condition=lambda lock=None: Condition(simulation, lock),
             Event=lambda: Event(simulation),
         ),
-        "queue": SimpleNamespace(SimpleQueue=lambda: SimpleQueue(simulation)),
+        "queue": SimpleNamespace(SimpleQueue=lambda: SimpleQueue(simulation), Empty=queue.Empty),
         "os": _Os(simulation),
     }
     replaced = []
