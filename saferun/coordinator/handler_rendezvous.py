@@ -22,6 +22,7 @@ from saferun.coordinator.arrivals import Arrivals, Waiting, waiting_text
 from saferun.coordinator.assignment_wait import await_assignment
 from saferun.coordinator.assignments import HostRecord
 from saferun.coordinator.control_search import JOB_KEY, connect_again
+from saferun.coordinator.endpoint_store import find_endpoint_store
 from saferun.coordinator.leader_address import (
     ASK_KEY,
     LeaderAddress,
@@ -45,10 +46,8 @@ from saferun.coordinator.secrecy import SecretMismatch
 from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
-from saferun.coordinator.store_search import StoreSearch
 from saferun.coordinator.torch_handler import NextRendezvous, handler_conf, has_room, wait_as_torch_does
 from saferun.coordinator.torch_store import loopback_address, open_store
-from saferun.text.master_port import ENDPOINT
 from saferun.text.wording import count_text, first_line
 
 _POLL_S = 1.0
@@ -103,7 +102,7 @@ class HandlerRendezvous:
         """
         own = rdzv.wait_for_tasks()
         if self._handler is None:
-            self._handler = self._open(rdzv)
+            self._handler = self._open(rdzv, own.addresses)
         own = own._replace(serves_rendezvous=self._endpoint_store is not None)
         goes_on, left = own.attempt > 0 and rdzv.request.elastic, _MOST_AGAIN
         while True:
@@ -193,7 +192,7 @@ class HandlerRendezvous:
 
     # ------------------------------------------------------------------------------------------------------ the handler
 
-    def _open(self, rdzv: RendezvousRound) -> Any:  # noqa: ANN401
+    def _open(self, rdzv: RendezvousRound, addresses: tuple[str, ...]) -> Any:  # noqa: ANN401
         from torch.distributed.elastic.rendezvous import RendezvousParameters
 
         conf = handler_conf(rdzv.request.backend, rdzv.timeout_s, rdzv.request.conf)
@@ -201,7 +200,7 @@ class HandlerRendezvous:
             place = (rdzv.request.backend, rdzv.request.endpoint, rdzv.run_id)
             parameters = RendezvousParameters(*place, rdzv.least, rdzv.most, rdzv.request.local_addr, **conf)
             if rdzv.request.backend == "c10d":
-                return self._open_c10d(rdzv, parameters)
+                return self._open_c10d(rdzv, parameters, addresses)
             from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
             return get_rendezvous_handler(parameters)
@@ -214,7 +213,7 @@ class HandlerRendezvous:
                 "look at --rdzv-backend, --rdzv-endpoint and --rdzv-conf",
             ) from error
 
-    def _open_c10d(self, rdzv: RendezvousRound, parameters: Any) -> Any:  # noqa: ANN401
+    def _open_c10d(self, rdzv: RendezvousRound, parameters: Any, addresses: tuple[str, ...]) -> Any:  # noqa: ANN401
         from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, dynamic_rendezvous
 
         self._pace = RendezvousPace(rdzv.most)
@@ -225,29 +224,15 @@ class HandlerRendezvous:
             return self._pace.apply(dynamic_rendezvous.create_handler(store, backend, parameters))
         if self._endpoint_fd >= 0:
             self._endpoint_store = open_store(self._stores.store_class, self._endpoint_fd)
-            client = StoreClient(self._endpoint_store, loopback_address(self._endpoint_fd))
+            own = StoreClient(self._endpoint_store, loopback_address(self._endpoint_fd))
         else:
-            client = self._find(rdzv, *rdzv.endpoint_address)
+            own = None
+        client = find_endpoint_store(rdzv, self._stores.store_class, own, addresses)
+        if client is not own:
             wait_as_torch_does(client.store, rdzv.request.connect_s)
         self._arrivals = Arrivals(client, rdzv.run_id, rdzv.name)
         backend = c10d_rendezvous_backend.C10dRendezvousBackend(client.store, rdzv.run_id)
         return self._pace.apply(dynamic_rendezvous.create_handler(client.store, backend, parameters))
-
-    def _find(self, rdzv: RendezvousRound, host: str, port: int) -> StoreClient:
-        search = StoreSearch(self._stores.store_class, host, [port], lambda _: None, here=rdzv.name)
-        try:
-            while (client := search.wait(_RECHECK_S)) is None:
-                rdzv.check()
-                message = search.message()
-                rdzv.set_status(message, is_fault=search.is_in_vain)
-                if rdzv.connect_remaining_s <= 0:
-                    waited_s = rdzv.request.connect_s or rdzv.timeout_s
-                    raise JoinFailedError(f"{message}, for {waited_s:.0f} s", search.hint(ENDPOINT))
-        finally:
-            search.end()
-        # From here on the hosts are waited for, as long as if the store had been there at once.
-        rdzv.allow(rdzv.timeout_s)
-        return client
 
     def _run_id(self, rdzv: RendezvousRound) -> str:
         """The job's id for the ranks by a handler that is not torch's own; empty: as the options say."""

@@ -145,6 +145,16 @@ def test_hosts_join_and_leave_an_elastic_job(cluster: Cluster, tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_hosts_that_all_serve_a_store_meet_in_that_of_the_endpoint(cluster: Cluster, tmp_path: Path) -> None:
+    """One command for all hosts, with ``is_host=1``: under torchrun they meet. Each was alone with its own store."""
+    job = elastic(cluster, tmp_path, cluster.hosts[:3], "--rdzv-conf", "last_call_timeout=1,is_host=1")
+    world(job, 4, 3, before=0)
+    job.release("end")
+    assert job.finish() == [0, 0, 0], job.story("failed")
+    assert_nothing_left(cluster)
+
+
+@pytest.mark.slow
 def test_an_elastic_job_goes_on_without_a_host_that_was_switched_off(cluster: Cluster, tmp_path: Path) -> None:
     """That is a failure: a restart is used up, and the lost host is named."""
     options = ("--max-restarts", "1", "--host-timeout", "4")

@@ -196,13 +196,13 @@ def test_the_store_of_a_handler_waits_as_long_as_under_torchrun(
     """``read_timeout``, a minute where it is not given."""
     store = Store()
     found: Callable[..., StoreClient] = lambda *_: StoreClient(store, ("node1", 29400))  # noqa: E731
-    monkeypatch.setattr(rendezvous, "_find", found)
+    monkeypatch.setattr(handler_rendezvous, "find_endpoint_store", found)
     monkeypatch.setattr(StoreClient, "another", lambda client: client)
     backend = SimpleNamespace(C10dRendezvousBackend=lambda *_: None)
     dynamic = SimpleNamespace(create_handler=lambda given, *_: given)
     module = SimpleNamespace(c10d_rendezvous_backend=backend, dynamic_rendezvous=dynamic)
     monkeypatch.setitem(__import__("sys").modules, "torch.distributed.elastic.rendezvous", module)
-    assert rendezvous._open_c10d(meeting(connect_s=connect_s), None) is store
+    assert rendezvous._open_c10d(meeting(connect_s=connect_s), None, ()) is store
     assert store.timeout == timedelta(seconds=expected_s)
 
 
@@ -406,7 +406,7 @@ def test_a_host_that_serves_torchs_rendezvous_says_so_to_the_leader(
         records = [other, own]
         return RendezvousResult(assign(records)[0], MemoryStore().client(), "job", "a0/", records, "node1", 29500)
 
-    def opened(_rdzv: object) -> object:
+    def opened(*_: object) -> object:
         rendezvous._endpoint_store = object() if serves else None
         return SimpleNamespace(next_rendezvous=lambda: (object(), 0, 2))
 
