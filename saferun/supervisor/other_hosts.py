@@ -87,6 +87,8 @@ def on_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
     if event.signum == signal.SIGKILL and event.reason == "request":
         return kill(launch, event.at)
     if not event.signum:
+        if isinstance(launch.attempt.ending, Regroup):
+            return stop(launch, event.at, signal.SIGTERM)  # nothing has failed, and a capture would hold up all hosts
         return capture(launch, event.at)
     signum = launch.attempt.others.announced_signum
     if signum == signal.SIGINT and signum in launch.job.stop_signals:

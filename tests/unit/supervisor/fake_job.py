@@ -23,6 +23,7 @@ from saferun.supervisor.actions import (
     StartRanks,
     SweepOrphans,
 )
+from saferun.supervisor.ending import Regroup
 from saferun.supervisor.events import (
     CauseShown,
     ChecksPassed,
@@ -130,7 +131,9 @@ class Host:
             case AwaitCause():
                 self.inbox.append(CauseShown(now, attempt))
             case SignalRanks():
-                assert self.captured or self.interrupted or job.interrupted, "a signal before evidence"
+                has_failed = not isinstance(self.supervisor._launch.attempt.ending, Regroup)
+                needs_evidence = has_failed and not self.interrupted and not job.interrupted
+                assert self.captured or not needs_evidence, "a signal before evidence"
                 # One that has ended, and whose end has not been told yet, is signalled in vain.
                 for rank in self.alive.intersection(action.local_ranks):
                     self.alive.discard(rank)

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from saferun.model import Placement, RankAssignment
-from saferun.supervisor.actions import Diagnose, Finish, PrintLine, ReportRestart
+from saferun.supervisor.actions import CaptureEvidence, Diagnose, Finish, PrintLine, ReportRestart, SignalRanks
 from saferun.supervisor.ending import Stopped
 from saferun.supervisor.events import (
     ChecksPassed,
@@ -40,6 +40,18 @@ def test_the_others_go_on_where_a_host_leaves_an_elastic_job() -> None:
         host.exit(OK)
     job.settle()
     assert codes(job)[:2] == [0, 0]
+
+
+def test_ranks_are_stopped_at_once_where_a_host_comes() -> None:
+    """Nothing has failed: a capture of all of them would hold up the hosts for as long as 20 s."""
+    job = started(least=1)
+    (first, *others) = job.hosts
+    actions = first.supervisor.handle(JobAborted(job.now, 0, "membership", "a host wants to join", "node9"))
+    assert first.state is State.STOPPING
+    (sent,) = (action for action in actions if isinstance(action, SignalRanks))
+    assert (sent.signum, sent.local_ranks) == (signal.SIGTERM, (0, 1))
+    assert not any(isinstance(action, CaptureEvidence) for action in actions)
+    assert all(host.state is State.RUNNING for host in others)
 
 
 def test_a_signal_while_the_hosts_regroup_stops_this_host() -> None:
