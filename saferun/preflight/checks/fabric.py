@@ -35,6 +35,7 @@ class Port(Value):
         board: which board it is on; equal for boards of one make.
         driver: the kernel's driver.
         nics: the network interfaces beside it.
+        card: which card it is on: a PCI address without the function, or the device.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Port(Value):
     board: str
     driver: str
     nics: tuple[str, ...] = ()
+    card: str = ""
 
 
 def read_ports(root: str = "/") -> tuple[Port, ...]:
@@ -63,6 +65,7 @@ def read_ports(root: str = "/") -> tuple[Port, ...]:
         board = read_line(f"{folder}/board_id") or read_line(f"{folder}/hca_type")
         driver = os.path.basename(read_link(f"{folder}/device/driver"))
         nics = tuple(list_directory(f"{folder}/device/net"))
+        card = os.path.basename(read_link(f"{folder}/device")).partition(".")[0] or device
         for number in list_directory(f"{folder}/ports")[:_MOST_PORTS]:
             port = f"{folder}/ports/{number}"
             rate = read_line(f"{port}/rate").partition(" ")[0]  # "200 Gb/sec (4X HDR)"
@@ -77,6 +80,7 @@ def read_ports(root: str = "/") -> tuple[Port, ...]:
                     board,
                     driver,
                     nics,
+                    card,
                 )
             )
     return tuple(ports)
@@ -91,8 +95,8 @@ def check_fabric(context: CheckContext) -> CheckResult:
     """Whether the ports of this host's RDMA devices are as good as each other.
 
     One host needs none, and without GPUs they only serve TCP. A port that is down by itself is no fault: most
-    hosts have some that were never connected. It is reported where others of the same make are up, or where NCCL_IB_HCA
-    names it.
+    hosts have some that were never connected, as the second one of a card with two. It is reported where others of the
+    same make are up, or where NCCL_IB_HCA names it.
     """
     ports = read_ports(context.root)
     hsn = [nic for nic in read_nics(context.root) if nic.name.startswith(_SLINGSHOT)]
@@ -137,10 +141,14 @@ def _judge(context: CheckContext, ports: Sequence[Port]) -> CheckResult | None:
 
 
 def _judge_down(ports: Sequence[Port], *, is_named: bool) -> CheckResult | None:
-    """Ports that are down where their siblings are up; not those that were switched off."""
+    """Ports that are down where their siblings are up; not those that were switched off, or are not in use."""
     up = [port for port in ports if port.state == "ACTIVE"]
     makes = {(port.board, port.layer) for port in up}
-    down = [port for port in ports if is_dead(port) and (is_named or (port.board, port.layer) in makes)]
+    down = [
+        port
+        for port in ports
+        if is_dead(port) and (is_named or ((port.board, port.layer) in makes and not _is_unused(port, ports)))
+    ]
     if not down or not up:
         return None
     names = [port.name for port in down]
@@ -151,6 +159,15 @@ def _judge_down(ports: Sequence[Port], *, is_named: bool) -> CheckResult | None:
         f"if it is not to be used, set {_HCA}=^={','.join(port.device for port in down)}"
     )
     return _warning(message, hint)
+
+
+def _is_unused(port: Port, ports: Sequence[Port]) -> bool:
+    """Whether a port is the second one of a card, and on no card of that make both are in use."""
+    cards: dict[str, list[bool]] = {}
+    for one in ports:
+        if (one.board, one.layer) == (port.board, port.layer):
+            cards.setdefault(one.card, []).append(one.state == "ACTIVE")
+    return any(cards[port.card]) and not any(len(card) > 1 and all(card) for card in cards.values())
 
 
 def _judge_slow(ports: Sequence[Port]) -> CheckResult | None:

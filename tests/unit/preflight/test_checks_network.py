@@ -235,12 +235,16 @@ def device(
     rate: str = "400 Gb/sec (4X NDR)",
     layer: str = "InfiniBand",
     board: str = "MT_0000000838",
+    *,
+    pci: str = "",
 ) -> None:
     folder = root / "sys/class/infiniband" / name / "ports/1"
     folder.mkdir(parents=True)
     for file, text in {"state": state, "phys_state": physical, "rate": rate, "link_layer": layer}.items():
         (folder / file).write_text(f"{text}\n")
     (folder.parent.parent / "board_id").write_text(f"{board}\n")
+    if pci:
+        (folder.parent.parent / "device").symlink_to(f"../../../{pci}")
 
 
 DOWN: dict[str, str] = {"state": "1: DOWN", "physical": "2: Polling", "rate": "10 Gb/sec (4X SDR)"}
@@ -292,6 +296,44 @@ def test_a_port_of_another_make_or_one_that_is_switched_off_is_nobodys_fault(
     device(tmp_path, "mlx5_3", **DOWN, layer="Ethernet")
     assert fabric_check(monkeypatch, tmp_path).verdict == "ok"
     assert fabric_check(monkeypatch, tmp_path, environ={"NCCL_IB_HCA": "mlx5_0,mlx5_1"}).verdict == "warn"
+
+
+def test_the_second_port_of_a_card_is_a_fault_only_where_others_have_both_in_use(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A card with two connectors and one cable is bought more often than not."""
+    for card in range(2):
+        device(tmp_path, f"mlx5_{2 * card}", pci=f"0000:{card}b:00.0")
+        device(tmp_path, f"mlx5_{2 * card + 1}", **DOWN, pci=f"0000:{card}b:00.1")
+    assert fabric_check(monkeypatch, tmp_path).verdict == "ok"
+    assert fabric_check(monkeypatch, tmp_path, environ={"NCCL_IB_HCA": "mlx5_0,mlx5_1"}).verdict == "warn"
+    device(tmp_path, "mlx5_4", pci="0000:2b:00.0")
+    device(tmp_path, "mlx5_5", pci="0000:2b:00.1")
+    result = fabric_check(monkeypatch, tmp_path)
+    assert result.verdict == "warn"
+    assert result.message.startswith("mlx5_1:1 and mlx5_3:1 are DOWN, and ")
+
+
+def test_a_whole_card_that_is_down_beside_others_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each of the others has one cable: this one has lost its own."""
+    for card, state in enumerate(({}, {}, DOWN)):
+        device(tmp_path, f"mlx5_{2 * card}", **state, pci=f"0000:{card}b:00.0")
+        device(tmp_path, f"mlx5_{2 * card + 1}", **DOWN, pci=f"0000:{card}b:00.1")
+    result = fabric_check(monkeypatch, tmp_path)
+    assert result.message == "mlx5_4:1 and mlx5_5:1 are DOWN, and mlx5_0:1 and mlx5_2:1 are ACTIVE"
+
+
+def test_the_second_port_of_one_device_is_the_second_one_of_a_card(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Older cards show both as ports of one device."""
+    device(tmp_path, "mlx4_0")
+    folder = tmp_path / "sys/class/infiniband/mlx4_0/ports/2"
+    folder.mkdir()
+    for file, text in {"state": DOWN["state"], "phys_state": DOWN["physical"], "rate": DOWN["rate"]}.items():
+        (folder / file).write_text(f"{text}\n")
+    (folder / "link_layer").write_text("InfiniBand\n")
+    assert fabric_check(monkeypatch, tmp_path).verdict == "ok"
 
 
 def test_a_port_slower_than_its_siblings_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
