@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 from saferun.coordinator.arrivals import Arrivals
@@ -14,8 +14,8 @@ from saferun.coordinator.store_search import StoreSearch
 from saferun.text.master_port import ENDPOINT
 
 _RECHECK_S = 0.5
-# torch gives a store as long before it fails.
-_NO_WAY_S = 60.0
+# torch's own read_timeout: for as long its client tries to connect.
+_READ_TIMEOUT_S = 60.0
 
 
 def find_endpoint_store(
@@ -24,16 +24,17 @@ def find_endpoint_store(
     own: StoreClient | None = None,
     addresses: tuple[str, ...] = (),
 ) -> StoreClient:
-    """The store to which the endpoint leads.
+    """Connect to the store to which the endpoint leads.
 
-    torch's client connects to the endpoint even where its host serves a store of its own (``--rdzv-conf is_host=1``),
-    so that hosts of which several do so meet in the same one.
+    torch's client connects to the endpoint even where its host serves a store (``--rdzv-conf is_host=1``), so that
+    hosts of which several serve one meet in the same.
 
     Args:
         rdzv: the rendezvous.
         store_class: torch's TCPStore, or ``StoreConnection``.
-        own: to the store that this host serves, if it does. It is the right one where the endpoint is an address of
-            this host, where another host has come to it, and where the endpoint leads nowhere for a minute.
+        own: the connection to the store that this host serves, if it does. The hosts meet there if the endpoint is an
+            address of this host, if another host has come there, or, where this host alone is enough for the job, if
+            torch's client would have given the endpoint up.
         addresses: of this host.
 
     Raises:
@@ -42,16 +43,20 @@ def find_endpoint_store(
     host, port = rdzv.endpoint_address
     if own is not None and ("is_host" not in rdzv.request.conf or leads_to(host, addresses)):
         return own  # by the endpoint's name it is this host
-    has_guests = _guests(rdzv, own)
     search = StoreSearch(store_class, host, [port], lambda _: None, here=rdzv.name)
+    guests = Arrivals(own, rdzv.run_id, rdzv.name) if own is not None else None
+    give_up_at = time.monotonic() + (rdzv.request.connect_s or _READ_TIMEOUT_S)
     try:
         while (client := search.wait(_RECHECK_S)) is None:
             rdzv.check()
-            if own is not None and has_guests():
-                return own
+            is_late = rdzv.connect_remaining_s <= 0
+            if own is not None and guests is not None:
+                is_given_up = rdzv.least == 1 and (is_late or time.monotonic() >= give_up_at)
+                if is_given_up or guests.names().names:
+                    return own
             message = search.message()
             rdzv.set_status(message, is_fault=search.is_in_vain)
-            if rdzv.connect_remaining_s <= 0:
+            if is_late:
                 waited_s = rdzv.request.connect_s or rdzv.timeout_s
                 raise JoinFailedError(f"{message}, for {waited_s:.0f} s", search.hint(ENDPOINT))
     finally:
@@ -61,9 +66,15 @@ def find_endpoint_store(
     return client
 
 
-def _guests(rdzv: RendezvousRound, own: StoreClient | None) -> Callable[[], bool]:
-    """Whether this host's own store is the one in which the hosts meet, though the endpoint does not lead to it."""
-    if own is None:
-        return lambda: False
-    arrivals = Arrivals(own, rdzv.run_id, rdzv.name)
-    return lambda: bool(arrivals.names().names) or time.monotonic() - rdzv.began_at > _NO_WAY_S
+def is_same_store(client: StoreClient, own: StoreClient | None, run_id: str) -> bool:
+    """Whether a connection leads to the store that this host serves, perhaps by way of a service in front of it.
+
+    Raises:
+        StoreBrokenError: a store does not answer.
+    """
+    if own is None or client is own:
+        return own is not None
+    key, nonce = f"saferun/{run_id}/server", os.urandom(8).hex()
+    own.set(key, nonce)
+    own.check(key)  # it is there as soon as this is answered
+    return client.find(key) == nonce.encode()

@@ -22,7 +22,7 @@ from saferun.coordinator.arrivals import Arrivals, Waiting, waiting_text
 from saferun.coordinator.assignment_wait import await_assignment
 from saferun.coordinator.assignments import HostRecord
 from saferun.coordinator.control_search import JOB_KEY, connect_again
-from saferun.coordinator.endpoint_store import find_endpoint_store
+from saferun.coordinator.endpoint_store import find_endpoint_store, is_same_store
 from saferun.coordinator.leader_address import (
     ASK_KEY,
     LeaderAddress,
@@ -81,7 +81,8 @@ class HandlerRendezvous:
     def __init__(self, stores: ServedStores, endpoint_fd: int) -> None:
         self._stores = stores
         self._endpoint_fd = endpoint_fd
-        self._endpoint_store: Any = None
+        self._endpoint_store: Any = None  # served here
+        self._serves = False  # the hosts meet in it
         self._handler: Any = None
         self._arrivals: Arrivals | None = None
         self._pace: RendezvousPace | None = None
@@ -103,7 +104,7 @@ class HandlerRendezvous:
         own = rdzv.wait_for_tasks()
         if self._handler is None:
             self._handler = self._open(rdzv, own.addresses)
-        own = own._replace(serves_rendezvous=self._endpoint_store is not None)
+        own = own._replace(serves_rendezvous=self._serves)
         goes_on, left = own.attempt > 0 and rdzv.request.elastic, _MOST_AGAIN
         while True:
             try:
@@ -186,7 +187,7 @@ class HandlerRendezvous:
             handler.shutdown()
         else:
             self._ask(handler.shutdown).wait(None)
-        if note is not None and arrivals is not None and self._endpoint_store is not None:
+        if note is not None and arrivals is not None and self._serves:
             # The store, which says that the rendezvous is closed, goes with this process.
             arrivals.await_departures(_DEPARTURES_S)
 
@@ -222,12 +223,13 @@ class HandlerRendezvous:
             await_file(rdzv)
             backend, store = c10d_rendezvous_backend.create_backend(parameters)
             return self._pace.apply(dynamic_rendezvous.create_handler(store, backend, parameters))
+        own = None
         if self._endpoint_fd >= 0:
-            self._endpoint_store = open_store(self._stores.store_class, self._endpoint_fd)
+            # A host that tries again serves the same one: others may have come there.
+            self._endpoint_store = self._endpoint_store or open_store(self._stores.store_class, self._endpoint_fd)
             own = StoreClient(self._endpoint_store, loopback_address(self._endpoint_fd))
-        else:
-            own = None
         client = find_endpoint_store(rdzv, self._stores.store_class, own, addresses)
+        self._serves = is_same_store(client, own, rdzv.run_id)
         if client is not own:
             wait_as_torch_does(client.store, rdzv.request.connect_s)
         self._arrivals = Arrivals(client, rdzv.run_id, rdzv.name)

@@ -120,7 +120,9 @@ class AttemptEnd:
         if is_early and isinstance(event, events.JobAborted | events.JobDecided):
             current.held.append(event)
             return
-        if isinstance(event, events.StopRequested) or (isinstance(event, events.JobAborted) and event.signum):
+        if isinstance(event, events.StopRequested) or (
+            isinstance(event, events.JobAborted) and (event.signum or event.reason == "membership")
+        ):
             event = event._replace(idle_s=self._context.investigation.hangs.strict_idle_s())
         self._context.post(event)
 

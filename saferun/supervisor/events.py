@@ -250,7 +250,7 @@ class JobAborted(Value):
         ours: whether this process announced it.
         signum: the signal, if it was one; 0: none.
         culprits: local ranks of this process that a hang is blamed on.
-        idle_s: after a signal, for how long no rank of this host has made progress.
+        idle_s: after a signal, or where a host comes, for how long no rank of this host has made progress.
     """
 
     at: float

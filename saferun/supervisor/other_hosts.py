@@ -88,7 +88,8 @@ def on_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
         return kill(launch, event.at)
     if not event.signum:
         if isinstance(launch.attempt.ending, Regroup):
-            return stop(launch, event.at, signal.SIGTERM)  # nothing has failed, and a capture would hold up all hosts
+            # Nothing has failed on this host, and a capture would hold up all of them.
+            return stop_as_asked(launch, event.at, signal.SIGTERM, event.idle_s)
         return capture(launch, event.at)
     signum = launch.attempt.others.announced_signum
     if signum == signal.SIGINT and signum in launch.job.stop_signals:
@@ -181,6 +182,8 @@ def on_abort_on_the_way_out(launch: LaunchState, event: JobAborted) -> list[Acti
         launch.attempt.others.cut_off = CutOff()
     elif not isinstance(ending, Regroup) or launch.stop_signum is None:
         launch.add_ending(ending)
+        if attempt.ending is ending and isinstance(ending, Regroup) and launch.state is State.CAPTURING:
+            launch.enter(State.CAPTURING, event.at)  # the others do not wait for what would be captured
     return [*announced, *stop_waiting_for_orphans(launch, event.at)]
 
 

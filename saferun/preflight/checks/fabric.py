@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 
 from saferun.linux.netlink import read_nics
@@ -19,6 +20,8 @@ _MOST_PORTS = 64
 _MOST_SHOWN = 4
 _SLINGSHOT = "hsn"
 _EFA_DRIVER = "efa"
+# A PCI address without the function.
+_PCI_SLOT = re.compile(r"[0-9a-f]+:[0-9a-f]{2}:[0-9a-f]{2}(?=\.[0-7]$)")
 _FEW = 2  # of a kind there must be more than these before one among them is the odd one out
 
 
@@ -65,7 +68,7 @@ def read_ports(root: str = "/") -> tuple[Port, ...]:
         board = read_line(f"{folder}/board_id") or read_line(f"{folder}/hca_type")
         driver = os.path.basename(read_link(f"{folder}/device/driver"))
         nics = tuple(list_directory(f"{folder}/device/net"))
-        card = os.path.basename(read_link(f"{folder}/device")).partition(".")[0] or device
+        slot = _PCI_SLOT.match(os.path.basename(read_link(f"{folder}/device")))
         for number in list_directory(f"{folder}/ports")[:_MOST_PORTS]:
             port = f"{folder}/ports/{number}"
             rate = read_line(f"{port}/rate").partition(" ")[0]  # "200 Gb/sec (4X HDR)"
@@ -80,7 +83,7 @@ def read_ports(root: str = "/") -> tuple[Port, ...]:
                     board,
                     driver,
                     nics,
-                    card,
+                    slot[0] if slot is not None else device,
                 )
             )
     return tuple(ports)
@@ -95,8 +98,8 @@ def check_fabric(context: CheckContext) -> CheckResult:
     """Whether the ports of this host's RDMA devices are as good as each other.
 
     One host needs none, and without GPUs they only serve TCP. A port that is down by itself is no fault: most
-    hosts have some that were never connected, as the second one of a card with two. It is reported where others of the
-    same make are up, or where NCCL_IB_HCA names it.
+    hosts have some that were never connected. It is reported where others of the same make are up (the second one of a
+    card: where another card of that make has both up), or where NCCL_IB_HCA names it.
     """
     ports = read_ports(context.root)
     hsn = [nic for nic in read_nics(context.root) if nic.name.startswith(_SLINGSHOT)]
@@ -167,7 +170,7 @@ def _is_unused(port: Port, ports: Sequence[Port]) -> bool:
     for one in ports:
         if (one.board, one.layer) == (port.board, port.layer):
             cards.setdefault(one.card, []).append(one.state == "ACTIVE")
-    return any(cards[port.card]) and not any(len(card) > 1 and all(card) for card in cards.values())
+    return sorted(cards[port.card]) == [False, True] and [True, True] not in cards.values()
 
 
 def _judge_slow(ports: Sequence[Port]) -> CheckResult | None:

@@ -407,7 +407,7 @@ def test_a_host_that_serves_torchs_rendezvous_says_so_to_the_leader(
         return RendezvousResult(assign(records)[0], MemoryStore().client(), "job", "a0/", records, "node1", 29500)
 
     def opened(*_: object) -> object:
-        rendezvous._endpoint_store = object() if serves else None
+        rendezvous._serves = serves
         return SimpleNamespace(next_rendezvous=lambda: (object(), 0, 2))
 
     monkeypatch.setattr(rendezvous, "_open", opened)
