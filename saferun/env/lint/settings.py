@@ -47,6 +47,8 @@ _TORCH_FLAG_CODE = "https://github.com/pytorch/pytorch/blob/v2.13.0/c10/util/env
 _RAISES = "torch raises an error"
 _IGNORED = "torch warns and ignores it"
 _NCCL_NUMBER = "NCCL does not take it for 1"
+# topoPathTypeStr of NCCL's graph/topo.cc, up to SYS.
+_PATH_TYPES = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 _NO_LOG = "NCCL then logs nothing"
 _CUDA_LIST = "CUDA then shows only the devices before the first wrong one, or none"
 
@@ -88,12 +90,12 @@ SETTINGS: dict[str, VariableRule] = {
     "NCCL_SOCKET_FAMILY": VariableRule(one_of("AF_INET", "AF_INET6"), "NCCL takes either family", knowledge.NCCL_ENV),
     "NCCL_IB_ADDR_FAMILY": VariableRule(one_of("AF_INET", "AF_INET6"), "NCCL takes its default", knowledge.NCCL_ENV),
     "NCCL_P2P_LEVEL": VariableRule(
-        one_of("LOC", "NVL", "PIX", "PXB", "PXN", "P2C", "PHB", "SYS", numbers=True),
+        one_of(*_PATH_TYPES, ignore_case=False, numbers=True),
         "NCCL takes its default",
         knowledge.NCCL_ENV,
     ),
     "NCCL_NET_GDR_LEVEL": VariableRule(
-        one_of("LOC", "NVL", "PIX", "PXB", "PXN", "P2C", "PHB", "SYS", numbers=True),
+        one_of(*_PATH_TYPES, ignore_case=False, numbers=True),
         "NCCL takes its default",
         knowledge.NCCL_ENV,
     ),

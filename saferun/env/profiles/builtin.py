@@ -465,7 +465,7 @@ PROFILES: dict[str, Profile] = {
                 location=Location(path="configs/memory-debug.yaml", line=68),
                 why=(
                     "AMD's debug agent prints the registers and the code of the waves that caused a memory fault, "
-                    "and of all waves on SIGQUIT."
+                    "and of all waves on SIGQUIT. AMD says that it may hang on systems with SELinux."
                 ),
                 cost="moderate",
                 vendor="amd",
@@ -646,10 +646,11 @@ PROFILES: dict[str, Profile] = {
                 why=(
                     "When a collective fails or times out on one rank, every rank writes its Flight Recorder to a "
                     "file before it ends. The ranks ask the store once a second whether one of them has failed. With "
-                    "torch 2.4 that would end a rank when the store does."
+                    "torch 2.4 that would end a rank when the store does, and with 2.5 a rank would hold its GPU for "
+                    "8 minutes after each error."
                 ),
                 cost="light",
-                versions=(("torch", ">=2.5,<2.15"),),
+                versions=(("torch", ">=2.6,<2.15"),),
                 source="https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html",
                 reader=("libtorch_cuda.so", "libtorch_hip.so"),
                 same_as=("TORCH_FR_DUMP_ON_TIMEOUT",),
@@ -698,14 +699,14 @@ PROFILES: dict[str, Profile] = {
     ),
     "slow-network": Profile(
         name="slow-network",
-        location=Location(path="configs/slow-network.yaml", line=4),
+        location=Location(path="configs/slow-network.yaml", line=5),
         description="longer patience with a slow or lossy network; a dead host is noticed later",
         extends=("production",),
         variables=(
             Variable(
                 name="NCCL_IB_TIMEOUT",
                 value="22",
-                location=Location(path="configs/slow-network.yaml", line=7),
+                location=Location(path="configs/slow-network.yaml", line=8),
                 why=(
                     "An InfiniBand or RoCE adapter waits 4 µs * 2^22, about 17 s, for each answer before it repeats "
                     "(the default is 20, and 18 before NCCL 2.23): against ibv_poll_cq failing with error 12 on "
@@ -714,11 +715,12 @@ PROFILES: dict[str, Profile] = {
                 cost="light",
                 source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
                 reader=("libnccl.so.2", "librccl.so.1"),
+                yields_to_nccl_conf=True,
             ),
             Variable(
                 name="NCCL_SOCKET_RETRY_CNT",
                 value="60",
-                location=Location(path="configs/slow-network.yaml", line=16),
+                location=Location(path="configs/slow-network.yaml", line=18),
                 why=(
                     "A TCP connection that is refused, times out or finds no host is tried again for about 3 minutes "
                     "instead of 1; the pause grows by 100 ms each time."
@@ -728,18 +730,19 @@ PROFILES: dict[str, Profile] = {
                 versions=(("nccl", ">=2.24"),),
                 source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
                 reader=("libnccl.so.2",),
+                yields_to_nccl_conf=True,
             ),
             Variable(
                 name="TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
                 value="30000",
-                location=Location(path="configs/slow-network.yaml", line=27),
+                location=Location(path="configs/slow-network.yaml", line=31),
                 why=(
                     "The Flight Recorder's dump gets 30 s to reach a slow file system (torch gives it 15 s). The "
                     "watchdog waits up to four times that: after an NCCL error every rank holds its GPU for up to 2 "
                     "minutes before it ends."
                 ),
                 cost="light",
-                versions=(("torch", "<2.15"),),
+                versions=(("torch", ">=2.8,<2.15"),),
                 source="https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html",
                 reader=("libtorch_cuda.so", "libtorch_hip.so"),
                 same_as=("TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC",),
@@ -747,7 +750,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC",
                 value="30000",
-                location=Location(path="configs/slow-network.yaml", line=38),
+                location=Location(path="configs/slow-network.yaml", line=42),
                 why=(
                     "The Flight Recorder's dump gets 30 s to reach a slow file system (torch gives it 15 s). The "
                     "watchdog waits up to four times that: after an NCCL error every rank holds its GPU for up to 2 "

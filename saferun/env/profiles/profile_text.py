@@ -177,6 +177,8 @@ def _details(variable: Variable, origin: str) -> list[str]:
         lines.append(f"{_INDENT}replaces what your environment sets")
     if variable.same_as:
         lines.append(f"{_INDENT}not set if {' or '.join(variable.same_as)} is set")
+    if variable.yields_to_nccl_conf:
+        lines.append(f"{_INDENT}not where NCCL's own file (/etc/nccl.conf) sets it")
     if variable.together_with:
         lines.append(f"{_INDENT}only together with {variable.together_with} of the same profile")
     if variable.reader:

@@ -58,6 +58,7 @@ class Variable(Value):
         needs_file: a file without which it has no effect.
         together_with: another variable of the same profile: if that is not set by it, this one is left out too.
         force: whether it also replaces what the user's environment sets.
+        yields_to_nccl_conf: whether it is left out where a file of NCCL or RCCL (``/etc/nccl.conf``) sets it.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Variable(Value):
     needs_file: str = ""
     force: bool = False
     together_with: str = ""
+    yields_to_nccl_conf: bool = False
 
 
 class Removal(Value):

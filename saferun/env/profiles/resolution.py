@@ -195,7 +195,8 @@ class _Layering:
             reason = what_breaks(variable.breaks_with, self._versions)
         if reason is None and variable.needs_file and not self._exists(variable.needs_file):
             reason = f"{variable.needs_file} is not here"
-        if reason is None and variable.together_with and variable.name in self._nccl_files:
+        yields = variable.together_with or variable.yields_to_nccl_conf
+        if reason is None and yields and variable.name in self._nccl_files:
             reason = f"{'rccl' if self._vendor == 'amd' else 'nccl'}.conf sets it"
         return reason
 

@@ -29,7 +29,7 @@ MAX_RANK = 1_000_000
 _PROFILE_KEYS = ("description", "extends", "variables", "unset")
 _VARIABLE_KEYS = (
     *("value", "ranks", "local_ranks", "why", "cost", "vendor", "versions", "breaks_with", "source"),
-    *("reader", "same_as", "needs_file", "force", "together_with"),
+    *("reader", "same_as", "needs_file", "force", "together_with", "yields_to_nccl_conf"),
 )
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _RANKS = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
@@ -188,6 +188,7 @@ def _variable(name: str, key: Node, node: Node) -> Variable:
         needs_file=_text(fields["needs_file"]) if "needs_file" in fields else "",
         force=_truth(fields.get("force")) or (value is not None and value.tag == "!force"),
         together_with=_variable_name(fields["together_with"]) if "together_with" in fields else "",
+        yields_to_nccl_conf=_truth(fields.get("yields_to_nccl_conf")),
     )
 
 

@@ -163,17 +163,23 @@ def test_every_renamed_variable_has_one_name_in_each_release() -> None:
     for name, group in groups:
         for vendor in ("nvidia", "amd"):
             for torch in TORCH_RELEASES:
-                if torch == "2.4.0" and "TORCH_NCCL_DUMP_ON_TIMEOUT" in group:
-                    continue  # not set at all
+                release = tuple(int(part) for part in torch.split(".")[:2])
+                first = {"TORCH_NCCL_DUMP_ON_TIMEOUT": (2, 6), "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": (2, 8)}
+                if any(variable in group and release < since for variable, since in first.items()):
+                    assert not rendered(name, vendor, torch).keys() & group
+                    continue
                 got = rendered(name, vendor, torch).keys() & group
                 assert len(got) == 1, f"{name} on {vendor} with torch {torch} sets {sorted(got)} of {sorted(group)}"
 
 
 @pytest.mark.parametrize("vendor", ["nvidia", "amd"])
-def test_with_torch_2_4_no_rank_depends_on_its_store_while_it_trains(vendor: str) -> None:
-    """There the thread that asks the store whether another rank has failed ends its own rank if the store is gone."""
-    assert "TORCH_NCCL_DUMP_ON_TIMEOUT" not in rendered("production", vendor, "2.4.1")
-    assert "TORCH_NCCL_DUMP_ON_TIMEOUT" in rendered("production", vendor, "2.5.0")
+@pytest.mark.parametrize(("torch", "dumps"), [("2.4.1", False), ("2.5.1", False), ("2.6.0", True)])
+def test_a_dump_costs_no_rank_its_life_or_its_gpu(vendor: str, torch: str, *, dumps: bool) -> None:
+    """With 2.4 the thread that asks the store whether another rank has failed ends its own rank if the store is gone.
+
+    With 2.5 the watchdog sleeps for the time of its heartbeat, 8 minutes, before it ends a rank that has an error.
+    """
+    assert ("TORCH_NCCL_DUMP_ON_TIMEOUT" in rendered("production", vendor, torch)) is dumps
 
 
 def test_names_of_the_same_setting_know_each_other() -> None:
@@ -271,8 +277,30 @@ def test_slow_network_holds_the_gpus_of_a_failed_job_for_two_minutes_at_most() -
     """The watchdog waits up to four times as long for a dump, and the heartbeat's time is 8 minutes."""
     for torch in TORCH_RELEASES:
         got = rendered("slow-network", "nvidia", torch)
-        wait = got.get("TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC") or got["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"]
-        assert 15_000 <= int(wait) <= 30_000
+        wait = got.get("TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC") or got.get("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC")
+        if tuple(int(part) for part in torch.split(".")[:2]) < (2, 8):
+            assert wait is None, "torch gives it 60 s"
+        else:
+            assert wait is not None
+            assert 15_000 <= int(wait) <= 30_000
+
+
+def test_slow_network_leaves_the_patience_of_a_site_alone() -> None:
+    """NCCL reads its own files only for what the environment does not set: a longer timeout there would be lost."""
+
+    def given(nccl_files: tuple[str, ...]) -> set[str]:
+        got = resolve(
+            load_profiles([]),
+            ["slow-network"],
+            vendor="nvidia",
+            versions={"torch": "2.13.0", "nccl": "2.27"},
+            user_environ={},
+            nccl_files=nccl_files,
+        )
+        return {s.variable.name for s in got.settings} & {"NCCL_IB_TIMEOUT", "NCCL_SOCKET_RETRY_CNT"}
+
+    assert given(()) == {"NCCL_IB_TIMEOUT", "NCCL_SOCKET_RETRY_CNT"}
+    assert given(("NCCL_IB_TIMEOUT",)) == {"NCCL_SOCKET_RETRY_CNT"}
 
 
 def test_segments_grow_on_rocm_where_they_can() -> None:
