@@ -28,6 +28,8 @@ from saferun.env.profiles.version_ranges import what_breaks, why_not
 from saferun.errors import UsageError
 
 _NEED_RUN_DIR = ("run_dir", "rank_dir")
+# NCCL and RCCL expand %h, %p and %% in it (ncclDebugInit in their debug.cc).
+_WITH_PERCENT = "NCCL_DEBUG_FILE"
 
 
 def resolve(
@@ -262,6 +264,7 @@ def render(
     """
     values = {"host": host, "rank": str(rank), "local_rank": str(local_rank), "world_size": str(world_size)}
     values.update({k: v for k, v in (("run_dir", run_dir), ("rank_dir", rank_dir)) if v is not None})
+    escaped = {field: value.replace("%", "%%") for field, value in values.items()}
     rendered: dict[str, str] = {}
     for setting in resolution.settings:
         template = _value_for(setting.variable, rank, local_rank)
@@ -269,7 +272,8 @@ def render(
             continue
         if any(field in _NEED_RUN_DIR and field not in values for field in templates.fields(template)):
             continue
-        rendered[setting.variable.name] = templates.fill(template, values)
+        name = setting.variable.name
+        rendered[name] = templates.fill(template, escaped if name == _WITH_PERCENT else values)
     for setting in resolution.settings:
         if setting.variable.together_with and setting.variable.together_with not in rendered:
             rendered.pop(setting.variable.name, None)

@@ -249,6 +249,13 @@ def test_production_has_nccls_warnings_in_a_file_or_not_at_all() -> None:
     assert not rendered("production", "nvidia", "2.13.0", user={"NCCL_DEBUG_FILE": "/home/me/nccl"}).keys() & names
 
 
+def test_nccl_writes_into_a_directory_whose_name_has_a_percent_sign() -> None:
+    """NCCL takes %h for the host, and %% for a percent sign; where it cannot open its file it writes to stdout."""
+    got = rendered("production", "nvidia", "2.13.0", run_dir="/d/50%hot")
+    assert got["NCCL_DEBUG_FILE"] == "/d/50%%hot/rank_0/nccl.%h.%p.log"
+    assert got["TORCH_FR_DUMP_TEMP_FILE"] == "/d/50%hot/rank_0/flight_recorder_"
+
+
 def test_what_others_ask_of_nccl_stays_on_the_console() -> None:
     """--env and another profile, as the user's environment does."""
     assert "NCCL_DEBUG_FILE" not in rendered("nccl-debug", "nvidia", "2.13.0")
