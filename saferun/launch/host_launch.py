@@ -227,7 +227,11 @@ class HostLaunch:
             context.page.prepare()
 
     def run(self) -> actions.Finish:
-        """Carry the launch out. Returns how saferun is to end."""
+        """Carry the launch out. Returns how saferun is to end.
+
+        Raises:
+            KeyboardInterrupt: it was stopped by a SIGINT that ``--signals-to-handle`` leaves out.
+        """
         self._wakeup.open()
         self._context.post(LaunchRequested(time.monotonic(), 0))
         finish: actions.Finish | None = None
@@ -239,6 +243,8 @@ class HostLaunch:
             raise
         finally:
             self._end(has_finished=finish is not None)
+        if self._wakeup.is_interrupted:
+            raise KeyboardInterrupt
         return finish
 
     def _warn_of_proc(self) -> None:

@@ -24,6 +24,7 @@ class Wakeup:
 
     Attributes:
         is_stopped: whether an order to stop has come.
+        is_interrupted: whether one has come by a SIGINT that ``--signals-to-handle`` leaves out.
     """
 
     def __init__(self, context: LaunchContext, passed: PassedSignals) -> None:
@@ -32,6 +33,8 @@ class Wakeup:
         self._stopping = frozenset(context.config.signals)
         self._passed = passed
         self.is_stopped = False
+        self.is_interrupted = False
+        self._interrupts = False  # SIGINT is such a signal
 
     def open(self) -> None:
         """Handle signals from now on."""
@@ -46,8 +49,10 @@ class Wakeup:
             signal.signal(signal.SIGCONT, _ignore)
         write_from_background()  # also to a terminal that is written like a file
         if signal.SIGINT not in self._stopping and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-            # As any Python program has it: the ranks are ended on the way out.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            # torchrun ends like any Python program then, and its ranks have their grace on the way out.
+            self._stopping |= {signal.SIGINT}
+            self._interrupts = True
+            signal.signal(signal.SIGINT, _ignore)
         for signum in not_ignored(self._context.config.signals):
             try:
                 signal.signal(signum, _ignore)
@@ -91,6 +96,7 @@ class Wakeup:
     def _stop(self, signum: int, why: str = "") -> bool:
         """Post the order to stop. The first one is obeyed at once: a flood of them holds the loop up no further."""
         is_first, self.is_stopped = not self.is_stopped, True
+        self.is_interrupted |= self._interrupts and signum == signal.SIGINT
         if is_first:
             self._context.loop.is_interrupted = True
         idle_s = self._context.investigation.hangs.strict_idle_s()

@@ -206,6 +206,14 @@ class LaunchState:
         is_meant = others.announced_signum in self.job.stop_signals and not isinstance(self.attempt.ending, Regroup)
         return others.announced_signum if is_meant else signal.SIGTERM
 
+    def for_ranks(self, signum: int) -> int:
+        """What ranks get of a signal to this host: SIGTERM for SIGINT if ``--signals-to-handle`` leaves that out.
+
+        torchrun then ends like any Python program at Ctrl-C, and sends its ranks SIGTERM on the way out.
+        """
+        is_handled = signum != signal.SIGINT or signum in self.job.stop_signals
+        return signum if is_handled else signal.SIGTERM
+
     @property
     def is_to_end(self) -> bool:
         """Whether a signal keeps this host from another attempt, which the others can begin without it."""

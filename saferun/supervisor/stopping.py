@@ -120,7 +120,7 @@ def end_cause_wait(launch: LaunchState, at: float) -> None:
 
 def stop(launch: LaunchState, at: float, signum: int, aborted: tuple[int, ...] = ()) -> list[Action]:
     """STARTING | RUNNING | CAPTURING -> STOPPING. ``aborted``: local ranks that get SIGABRT instead, for a core."""
-    attempt, stopping = launch.attempt, launch.attempt.stopping
+    attempt, stopping, signum = launch.attempt, launch.attempt.stopping, launch.for_ranks(signum)
     if not attempt.running:
         return sweep(launch, at)
     kill_at = at + launch.limits.grace_s
@@ -343,12 +343,12 @@ def _is_another_ctrl_c(launch: LaunchState, event: SignalReceived) -> bool:
 
 def _pass_on(launch: LaunchState, event: SignalReceived) -> list[Action]:
     """STOPPING, because of a signal to another host: this host now gets another one. The grace of the ranks stays."""
-    attempt, stopping = launch.attempt, launch.attempt.stopping
-    if not attempt.running or event.signum == stopping.signum or event.why:
+    attempt, stopping, signum = launch.attempt, launch.attempt.stopping, launch.for_ranks(event.signum)
+    if not attempt.running or signum == stopping.signum or event.why:
         return []
-    stopping.signum = event.signum
+    stopping.signum = signum
     line = signal_line(event, f": passed on to {ranks_count(len(attempt.running))}")
-    return [line, SignalRanks(launch.number, attempt.ranks, event.signum)]
+    return [line, SignalRanks(launch.number, attempt.ranks, signum)]
 
 
 def _obey_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -113,6 +114,42 @@ def test_a_signal_that_is_to_stop_the_job_stops_it(tmp_path: Path) -> None:
         job.release("end")
         assert job.wait() != 0
         assert "SIGUSR1: stopping 2 ranks" in job.err
+
+
+HAS_GRACE = """
+from rank import *
+def save(signum, frame):
+    tell(signal.Signals(signum).name)
+    await_release("saved")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+tell("ready")
+await_release("end")
+"""
+
+
+def test_ctrl_c_that_is_not_handled_leaves_the_ranks_their_grace(tmp_path: Path) -> None:
+    """torchrun ends by KeyboardInterrupt, and sends SIGTERM on its way out; here the ranks were killed."""
+    with running(tmp_path, HAS_GRACE, "--signals-to-handle", "SIGTERM,SIGUSR1", nproc=2) as job:
+        job.hear("ready", 2)
+        job.send(signal.SIGINT)
+        job.hear("SIGTERM", 2)
+        job.release("saved")
+        assert job.wait() == 130
+        assert "SIGINT: stopping 2 ranks, SIGKILL follows in " in job.err
+
+
+def test_a_second_ctrl_c_that_is_not_handled_ends_the_grace(tmp_path: Path) -> None:
+    """As of one that is."""
+    with running(tmp_path, HAS_GRACE, "--signals-to-handle", "SIGTERM", nproc=2) as job:
+        job.hear("ready", 2)
+        job.send(signal.SIGINT)
+        job.hear("SIGTERM", 2)
+        until(lambda: "or at the next Ctrl-C" in job.err, "the user is told")
+        time.sleep(0.6)
+        job.send(signal.SIGINT)
+        assert job.wait() == 130
+        assert "SIGINT: killing 2 ranks" in job.err
 
 
 def test_a_job_without_its_witness_goes_on(tmp_path: Path) -> None:
