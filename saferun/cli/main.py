@@ -362,6 +362,7 @@ def _logs(values: SimpleNamespace, local_world_size: int) -> LogConfig:
 
 def _masks(option: str, text: str, local_world_size: int) -> tuple[int, ...]:
     """``3`` for all local ranks, or ``0:1,1:2`` for some."""
+    text = text.removesuffix("\n")  # as torchrun has it: the end of a block of YAML
     if text in {"0", "1", "2", "3"}:
         return (int(text),) * local_world_size
     masks = [0] * local_world_size

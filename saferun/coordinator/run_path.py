@@ -26,11 +26,9 @@ def main() -> None:
     from torch.distributed.elastic.multiprocessing.errors import record
 
     script, *arguments = sys.argv[2:]
-    # torchrun's ranks of this kind are multiprocessing children, whose stdin is closed.
+    # torchrun's ranks of this kind are multiprocessing children: their sys.stdin is empty, and descriptor 0 is not.
     with suppress(OSError):
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.close(null)
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for as long as the script runs
 
     def run_script() -> None:
         sys.argv = [script, *arguments]

@@ -6,6 +6,7 @@ import os
 import socket
 import tempfile
 import uuid
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -122,22 +123,34 @@ def log_destinations(
     if specs is None:
         specs = _SPECS[name] = specs_class(
             log_dir=settings["log_dir"],
-            redirects={i: Std(mask) for i, mask in enumerate(settings["redirects"])},
-            tee={i: Std(mask) for i, mask in enumerate(settings["tee"])},
+            redirects=_as_torchrun_has_them(Std, settings["redirects"]),
+            tee=_as_torchrun_has_them(Std, settings["tee"]),
             local_ranks_filter=set(settings["local_ranks_filter"]) or None,
         )
     by_rank = {i: dict(environ) for i, environ in enumerate(environs)}
     found = specs.reify(by_rank)
     count = len(environs)
     return {
-        "stdouts": [found.stdouts[i] for i in range(count)],
-        "stderrs": [found.stderrs[i] for i in range(count)],
+        "stdouts": [_path(found.stdouts[i]) for i in range(count)],
+        "stderrs": [_path(found.stderrs[i]) for i in range(count)],
         "tee_stdouts": sorted(found.tee_stdouts),
         "tee_stderrs": sorted(found.tee_stderrs),
-        "error_files": [found.error_files[i] for i in range(count)],
-        "filtered_stdout": found.filtered_stdout,
-        "filtered_stderr": found.filtered_stderr,
+        "error_files": [_path(found.error_files.get(i)) for i in range(count)],
+        "filtered_stdout": _path(found.filtered_stdout),
+        "filtered_stderr": _path(found.filtered_stderr),
     }, [changes_of(environs[i], by_rank[i]) for i in range(count)]
+
+
+def _as_torchrun_has_them(std: Any, masks: Sequence[int]) -> Any:  # noqa: ANN401 - torch's enum
+    """What ``Std.from_str`` makes of an option: one value for all ranks, or those of some."""
+    if len(set(masks)) <= 1:
+        return std(masks[0] if masks else 0)
+    return {i: std(mask) for i, mask in enumerate(masks) if mask}
+
+
+def _path(found: str | bytes | os.PathLike[str] | None) -> str:
+    """A file as an entry point names it; empty: none, as for torch."""
+    return os.fsdecode(found) if found else ""
 
 
 def changes_of(before: dict[str, str], after: dict[Any, Any]) -> dict[str, str | None]:

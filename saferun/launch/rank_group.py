@@ -278,14 +278,25 @@ class RankGroup:
             rank.signals.add(signum)
             if signum in caught_signals(rank.pid):
                 rank.handled.add(signum)
-            _signal(rank, signum)
+            self._signal(rank, signum)
             signalled.append(rank)
         for rank in signalled:
             stat = read_stat(rank.pid)
             if stat is not None and stat.state == "T":
                 # A stopped process takes no signal but SIGKILL before it goes on.
-                _signal(rank, SIGCONT)
+                self._signal(rank, SIGCONT)
         return [rank.assignment.local_rank for rank in signalled]
+
+    def _signal(self, rank: Rank, signum: int) -> None:
+        if rank.wrapped is not None and (receiver := rank.receiver) is not None:
+            signal_family(receiver, signum)  # its group may be another one than the tool's
+        if rank.wrapped is not None and signum != SIGKILL:
+            return  # a tool that got it as well might end before the script, or keep it from ending
+        # torchrun's ranks of --run-path are no leaders of a group: their data loaders live while they save.
+        if self._config.command.run_path and signum != SIGKILL:
+            signal_child(rank.child, signum)
+        else:
+            signal_group(rank.child, signum)
 
     def note_exit(self, rank: Rank, status: ExitStatus, *, at: float, time: float) -> None:
         """Remember how a rank ended, after taking in its last output.
@@ -370,14 +381,6 @@ class RankGroup:
     def _last_lines_of(self, rank: Rank, *, is_stderr: bool) -> tuple[str, ...]:
         """A rank's last lines. They are for the report only: without them it is signalled, and its end is noted."""
         return self._guarded("read the last lines of a rank", lambda: rank.last_lines(is_stderr=is_stderr)) or ()
-
-
-def _signal(rank: Rank, signum: int) -> None:
-    if rank.wrapped is not None and (receiver := rank.receiver) is not None:
-        signal_family(receiver, signum)  # its group may be another one than the tool's
-    # A tool that got it as well might end before the script, or keep it from ending.
-    if rank.wrapped is None or signum == SIGKILL:
-        signal_group(rank.child, signum)
 
 
 def _modest(child: Child, report: int) -> tuple[Child, int]:

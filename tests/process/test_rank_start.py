@@ -258,6 +258,38 @@ def test_a_script_that_is_run_by_its_path_never_searches_modules_in_saferun(tmp_
         assert f"first {tmp_path / 'run' / 'job'}\n" in job.out
 
 
+def test_a_script_that_is_run_by_its_path_has_what_is_piped_into_its_first_descriptor(tmp_path: Path) -> None:
+    """Torchrun's ranks of this kind have an empty ``sys.stdin``, and descriptor 0 as it was."""
+    script = "import os, sys; print('read', repr(sys.stdin.read()), os.read(0, 9))"
+    with running(tmp_path, script, "--run-path", before=["sh", "-c", 'echo data | "$@"', "sh"]) as job:
+        assert job.wait() == 0
+        assert "read '' b'data\\n'\n" in job.out
+
+
+WITH_HELPER = """
+from rank import *
+import subprocess
+def save(signum, frame):
+    time.sleep(0.2)
+    tell("saved" if helper.poll() is None else "lost")
+    helper.kill()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+helper = subprocess.Popen(["sleep", "60"])
+tell("ready")
+await_release("end")
+"""
+
+
+def test_of_ranks_that_are_run_by_their_path_the_helpers_live_while_they_save(tmp_path: Path) -> None:
+    """Torchrun sends the signal to such a rank alone; those of another kind lead a group, which gets it."""
+    with running(tmp_path, WITH_HELPER, "--run-path") as job:
+        job.hear("ready")
+        job.send(signal.SIGTERM)
+        job.hear("saved")
+        job.wait()
+
+
 @pytest.mark.slow
 def test_ranks_that_are_run_by_their_path_get_the_options_of_the_interpreter(tmp_path: Path) -> None:
     """As under torchrun; but not those that would keep Python from the environment or from ``site``."""

@@ -129,7 +129,7 @@ await_release("end")
 
 
 def test_ctrl_c_that_is_not_handled_leaves_the_ranks_their_grace(tmp_path: Path) -> None:
-    """torchrun ends by KeyboardInterrupt, and sends SIGTERM on its way out; here the ranks were killed."""
+    """Torchrun ends by KeyboardInterrupt, and sends SIGTERM on its way out; here the ranks were killed."""
     with running(tmp_path, HAS_GRACE, "--signals-to-handle", "SIGTERM,SIGUSR1", nproc=2) as job:
         job.hear("ready", 2)
         job.send(signal.SIGINT)

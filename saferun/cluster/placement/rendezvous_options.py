@@ -158,8 +158,11 @@ def check_service(backend: str, endpoint: str) -> None:
     if backend not in _BACKENDS:
         from importlib.metadata import entry_points
 
+        from saferun.linux.installed_torch import may_load_backends
+
         registered = sorted({point.name for point in entry_points(group=_ENTRY_POINTS)} | _registered_here())
-        if backend not in registered:
+        # An out-of-tree backend may register one as torch is imported; the coordinator finds out.
+        if backend not in registered and not may_load_backends(os.environ):
             known = ", ".join((*_BACKENDS, *registered))
             raise UsageError(f"--rdzv-backend {backend}: torch knows no such rendezvous", f"known are {known}")
     if backend in {"etcd", "etcd-v2"} and not endpoint.strip():

@@ -219,6 +219,8 @@ def test_the_store_may_be_left_to_rank_0() -> None:
         ("0:1,2:3", (1, 0, 3)),
         ("1:2,1:1", (0, 1, 0)),
         ("7:3", (0, 0, 0)),
+        ("3\n", (3, 3, 3)),
+        ("0:1\n", (1, 0, 0)),
     ],
 )
 def test_masks_of_streams(text: str, masks: tuple[int, ...]) -> None:

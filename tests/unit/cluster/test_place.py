@@ -304,6 +304,16 @@ def test_settings_of_a_registered_handler_mean_what_it_likes(
     assert "torch knows no such rendezvous" in refusal("--nnodes", "2", *where).what
 
 
+def test_a_handler_that_an_out_of_tree_backend_may_register_is_asked_for_where_torch_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Importing torch loads the package (``torch.backends``), and saferun itself imports no torch."""
+    where = ("--rdzv-backend", "parallel", "--rdzv-endpoint", "somewhere")
+    assert "torch knows no such rendezvous" in refusal("--nnodes", "2", *where).what
+    monkeypatch.setattr("saferun.linux.installed_torch.may_load_backends", lambda _environ: True)
+    assert config_of("--nnodes", "2", *where).rendezvous.backend == "parallel"
+
+
 @pytest.mark.parametrize("number", [(), ("--nnodes", "1"), ("--nnodes", "1", "--node-rank", "3")])
 @pytest.mark.usefixtures("registry")
 def test_a_registered_handler_says_who_takes_part_even_where_the_options_name_one_host(number: tuple[str, ...]) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from saferun.coordinator import torchrun_parts
-from saferun.coordinator.torchrun_parts import changes_of
+from saferun.coordinator.torchrun_parts import changes_of, log_destinations
 
 RAW: dict[Any, Any] = {b"RAW": b"\xff", "FILE": Path("/x")}
 BEFORE = {"RANK": "0", "ROLE_NAME": "default", "OMP_NUM_THREADS": "8"}
@@ -106,3 +107,70 @@ def test_a_variable_that_is_no_text_is_an_error() -> None:
     """As under torchrun, which cannot start a rank with it."""
     with pytest.raises(TypeError):
         changes_of(BEFORE, {**BEFORE, "RANK": 1})
+
+
+class Std(enum.IntFlag):
+    """As torch's."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = 3
+
+
+class Specs:
+    """An entry point for ``--logs-specs``, which keeps some streams only, and names its files by ``pathlib``."""
+
+    given: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, **given: Any) -> None:
+        Specs.given = given
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> SimpleNamespace:
+        return SimpleNamespace(
+            stdouts={i: Path("/logs/out") if i == 0 else None for i in envs},
+            stderrs={i: b"/logs/err" if i == 0 else "" for i in envs},
+            tee_stdouts={},
+            tee_stderrs={},
+            error_files={},
+            filtered_stdout=None,
+            filtered_stderr=Path("/logs/filtered"),
+        )
+
+
+@pytest.fixture(name="plugin")
+def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed.elastic.multiprocessing", SimpleNamespace(Std=Std))
+    point = SimpleNamespace(load=lambda: Specs)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [point])
+    monkeypatch.setattr(torchrun_parts, "_SPECS", {})
+
+
+def settings(*masks: int) -> dict[str, Any]:
+    """What the launcher asks."""
+    return {"name": "mine", "log_dir": None, "redirects": list(masks), "tee": [0, 0], "local_ranks_filter": []}
+
+
+@pytest.mark.usefixtures("plugin")
+def test_an_entry_point_may_name_no_file_or_a_path_and_no_error_files() -> None:
+    """Torch opens what is there, and asks for the error file of a rank that has failed only."""
+    logs, _ = log_destinations(settings(0, 0), [{"RANK": "0"}, {"RANK": "1"}])
+    assert logs == {
+        "stdouts": ["/logs/out", ""],
+        "stderrs": ["/logs/err", ""],
+        "tee_stdouts": [],
+        "tee_stderrs": [],
+        "error_files": ["", ""],
+        "filtered_stdout": "",
+        "filtered_stderr": "/logs/filtered",
+    }
+
+
+@pytest.mark.usefixtures("plugin")
+@pytest.mark.parametrize(("masks", "given"), [((0, 0), Std.NONE), ((3, 3), Std.ALL), ((0, 1), {1: Std.OUT})])
+def test_an_entry_point_gets_the_masks_of_streams_as_torchrun_has_them(masks: tuple[int, ...], given: object) -> None:
+    """One may compare them, or refuse what it does not do."""
+    log_destinations(settings(*masks), [{}, {}])
+    assert Specs.given["redirects"] == given
+    assert type(Specs.given["redirects"]) is type(given)
+    assert Specs.given["tee"] is Std.NONE

@@ -84,6 +84,7 @@ def test_a_rank_that_no_signal_ends_keeps_no_descriptor(monkeypatch: pytest.Monk
     group = RankGroup.__new__(RankGroup)
     group.__dict__.update(ranks=[rank], by_pid={pid: rank}, is_closed=False, _last_lines={}, _streams=Anything())
     group.__dict__["_guarded"] = lambda _what, call: call()
+    group.__dict__["_config"] = SimpleNamespace(command=SimpleNamespace(run_path=False))
     monkeypatch.setattr(group, "note_exit", lambda _rank, status, **_: ended.append(status))
     context: Any = Anything()
     context.current, context.terminals, context.wrapped, context.attempt = HostAttempt(), None, None, 0
