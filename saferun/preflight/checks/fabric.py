@@ -38,7 +38,7 @@ class Port(Value):
         board: which board it is on; equal for boards of one make.
         driver: the kernel's driver.
         nics: the network interfaces beside it.
-        card: which card it is on: a PCI address without the function, or the device.
+        adapter: which adapter it is on: a PCI address without the function, or the device.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Port(Value):
     board: str
     driver: str
     nics: tuple[str, ...] = ()
-    card: str = ""
+    adapter: str = ""
 
 
 def read_ports(root: str = "/") -> tuple[Port, ...]:
@@ -99,7 +99,7 @@ def check_fabric(context: CheckContext) -> CheckResult:
 
     One host needs none, and without GPUs they only serve TCP. A port that is down by itself is no fault: most
     hosts have some that were never connected. It is reported where others of the same make are up (the second one of a
-    card: where another card of that make has both up), or where NCCL_IB_HCA names it.
+    adapter: where another adapter of that make has both up), or where NCCL_IB_HCA names it.
     """
     ports = read_ports(context.root)
     hsn = [nic for nic in read_nics(context.root) if nic.name.startswith(_SLINGSHOT)]
@@ -165,12 +165,12 @@ def _judge_down(ports: Sequence[Port], *, is_named: bool) -> CheckResult | None:
 
 
 def _is_unused(port: Port, ports: Sequence[Port]) -> bool:
-    """Whether a port is the second one of a card, and on no card of that make both are in use."""
-    cards: dict[str, list[bool]] = {}
+    """Whether a port is the second one of a adapter, and on no adapter of that make both are in use."""
+    adapters: dict[str, list[bool]] = {}
     for one in ports:
         if (one.board, one.layer) == (port.board, port.layer):
-            cards.setdefault(one.card, []).append(one.state == "ACTIVE")
-    return sorted(cards[port.card]) == [False, True] and [True, True] not in cards.values()
+            adapters.setdefault(one.adapter, []).append(one.state == "ACTIVE")
+    return sorted(adapters[port.adapter]) == [False, True] and [True, True] not in adapters.values()
 
 
 def _judge_slow(ports: Sequence[Port]) -> CheckResult | None:
