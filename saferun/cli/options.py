@@ -143,7 +143,12 @@ _TORCHRUNS = (
         kind="int",
     ),
     _option("--local-addr", None, RENDEZVOUS, "address of this host for the other hosts to connect to"),
-    _option("--max-restarts N", 0, FAILURES, "how often to restart the ranks after a failure"),
+    _option(
+        "--max-restarts N",
+        0,
+        FAILURES,
+        "how often to restart the ranks of the whole job after a failure (torchrun: of each host)",
+    ),
     _option(
         "--monitor-interval SECONDS", 0.1, FAILURES, "ignored (torchrun compatibility): exits are detected immediately"
     ),
@@ -483,7 +488,7 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--on-hang {report,stop,restart}",
         "report",
         HANGS,
-        "what to do after a hang has been captured and reported: leave the job running, stop it, or restart it "
+        "what to do after a certain hang has been captured and reported: leave the job running, stop it, or restart it "
         "(counts towards --max-restarts)",
     ),
     _option(
