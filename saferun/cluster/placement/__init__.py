@@ -320,9 +320,9 @@ def _nnodes(text: str) -> tuple[int, int]:
         raise UsageError(f"--nnodes {text} is neither N nor MIN:MAX", "write 4, or 2:4") from None
     if not 0 < least <= most:
         raise UsageError(f"--nnodes {text}: MIN must be at least 1 and at most MAX", "for one host, leave it out")
-    if most > MOST_NNODES:
+    if least > MOST_NNODES:
         raise UsageError(f"--nnodes {text} is more than {MOST_NNODES} hosts", "for one host, leave it out")
-    return least, most
+    return least, min(most, MOST_NNODES)  # whoever writes 1:1000000 means that there is no limit
 
 
 def _seconds(values: Any, dest: str) -> float:  # noqa: ANN401 - argparse's namespace

@@ -304,6 +304,13 @@ def test_settings_of_a_registered_handler_mean_what_it_likes(
     assert "torch knows no such rendezvous" in refusal("--nnodes", "2", *where).what
 
 
+def test_a_job_without_a_limit_of_hosts_runs() -> None:
+    """As under torchrun. That many are not needed by any job."""
+    hosts = config_of("--nnodes", "1:1000000", "--rdzv-backend", "c10d", "--rdzv-endpoint", "node1:29511").hosts
+    assert (hosts.least, hosts.most) == (1, 1 << 17)
+    assert "--nnodes 1000000 is more than 131072 hosts" in refusal("--nnodes", "1000000").what
+
+
 def test_a_handler_that_an_out_of_tree_backend_may_register_is_asked_for_where_torch_is_imported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
