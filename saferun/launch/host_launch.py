@@ -243,7 +243,7 @@ class HostLaunch:
             raise
         finally:
             self._end(has_finished=finish is not None)
-        if self._wakeup.is_interrupted:
+        if self._wakeup.is_interrupted and finish.exit_code:
             raise KeyboardInterrupt
         return finish
 

@@ -288,12 +288,14 @@ class RankGroup:
         return [rank.assignment.local_rank for rank in signalled]
 
     def _signal(self, rank: Rank, signum: int) -> None:
+        # torchrun's ranks of --run-path are no leaders of a group: their data loaders live while they save.
+        is_alone = self._config.command.run_path and signum not in {SIGKILL, SIGCONT}
         if rank.wrapped is not None and (receiver := rank.receiver) is not None:
-            signal_family(receiver, signum)  # its group may be another one than the tool's
+            # Its group may be another one than the tool's.
+            signal_child(receiver, signum) if is_alone else signal_family(receiver, signum)
         if rank.wrapped is not None and signum != SIGKILL:
             return  # a tool that got it as well might end before the script, or keep it from ending
-        # torchrun's ranks of --run-path are no leaders of a group: their data loaders live while they save.
-        if self._config.command.run_path and signum != SIGKILL:
+        if is_alone and not self.plan.wrappers:
             signal_child(rank.child, signum)
         else:
             signal_group(rank.child, signum)

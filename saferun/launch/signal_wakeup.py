@@ -13,6 +13,8 @@ from saferun.model import signal_name
 from saferun.supervisor.events import SignalReceived
 
 _READ_BYTES = 4096
+# SIGINT as Python has it, and as saferun's own command leaves it (``saferun/__main__.py``).
+_PYTHONS = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class Wakeup:
@@ -48,7 +50,7 @@ class Wakeup:
             signal.signal(signal.SIGWINCH, _ignore)
             signal.signal(signal.SIGCONT, _ignore)
         write_from_background()  # also to a terminal that is written like a file
-        if signal.SIGINT not in self._stopping and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        if signal.SIGINT not in self._stopping and signal.getsignal(signal.SIGINT) in _PYTHONS:
             # torchrun ends like any Python program then, and its ranks have their grace on the way out.
             self._stopping |= {signal.SIGINT}
             self._interrupts = True

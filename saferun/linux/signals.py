@@ -11,7 +11,7 @@ Signal by signal (signal(7)):
   repeats it and ends the process at the hard limit in any case. SIGPWR: a power failure. SIGIO, SIGSTKFLT and the
   real-time signals: only sent by mistake. saferun survives all of these, and forwards them to ranks that handle them.
 * SIGTERM, SIGINT, SIGHUP, SIGQUIT: requests to stop; ``--signals-to-handle`` says which of them stop the job, and those
-  that it leaves out keep their defaults, as under torchrun.
+  that it leaves out keep their defaults, as under torchrun: Python's of SIGINT (``launch/signal_wakeup.py``).
 * SIGPIPE, SIGXFSZ: Python ignores them. SIGTSTP, SIGTTIN, SIGCONT: job control of the shell. SIGTTOU is ignored
   (``write_from_background``). SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT: saferun's own crashes, which
   must not be survived.

@@ -17,6 +17,7 @@ from saferun.supervisor.deciding import (
 from saferun.supervisor.ending import Ending, Failed, Hung, Regroup, Stopped, signum_of
 from saferun.supervisor.launch_state import CutOff, LaunchState, State
 from saferun.supervisor.stopping import (
+    CAPTURE_BEFORE_SIGNAL_S,
     capture,
     end_cause_wait,
     expect_sigkill,
@@ -182,8 +183,10 @@ def on_abort_on_the_way_out(launch: LaunchState, event: JobAborted) -> list[Acti
         launch.attempt.others.cut_off = CutOff()
     elif not isinstance(ending, Regroup) or launch.stop_signum is None:
         launch.add_ending(ending)
-        if attempt.ending is ending and isinstance(ending, Regroup) and launch.state is State.CAPTURING:
-            launch.enter(State.CAPTURING, event.at)  # the others do not wait for what would be captured
+        is_short = attempt.ending is ending and isinstance(ending, Regroup) and launch.state is State.CAPTURING
+        if is_short and launch.deadline is not None:
+            # The others have begun to meet again, and wait for this host.
+            launch.enter(State.CAPTURING, min(launch.deadline, event.at + CAPTURE_BEFORE_SIGNAL_S))
     return [*announced, *stop_waiting_for_orphans(launch, event.at)]
 
 

@@ -47,8 +47,8 @@ _TORCH_FLAG_CODE = "https://github.com/pytorch/pytorch/blob/v2.13.0/c10/util/env
 _RAISES = "torch raises an error"
 _IGNORED = "torch warns and ignores it"
 _NCCL_NUMBER = "NCCL does not take it for 1"
-# topoPathTypeStr of NCCL's graph/topo.cc, up to SYS.
-_PATH_TYPES = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
+# topoPathTypeStr of NCCL's graph/topo.cc, up to SYS, and RCCL's name for the links between GPUs.
+_PATH_TYPES = ("LOC", "NVL", "XGMI", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 _NO_LOG = "NCCL then logs nothing"
 _CUDA_LIST = "CUDA then shows only the devices before the first wrong one, or none"
 
