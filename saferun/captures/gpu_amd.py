@@ -57,7 +57,6 @@ def capture_gpu_amd(
             if not failure:
                 return
             failures.append(failure)
-        snapshot.step = "amdgpu's files in sysfs"
         read_amd_sysfs(snapshot, ours, sysfs_root)
         snapshot.step = ""
 

@@ -351,7 +351,10 @@ _BY_CHECK: dict[tuple[str, str], str] = {
 
 
 _FAULT_IF_MINORITY = frozenset(
-    {("gpus", "missing_gpu"), ("interfaces", "network_interface"), ("memory", "host_out_of_memory")}
+    {
+        *(("gpus", "gpu_fabric"), ("gpus", "missing_gpu")),
+        *(("interfaces", "network_interface"), ("memory", "host_out_of_memory")),
+    }
 )
 """At a launch, faults only on hosts that are a minority with them: a wrong setting shows on most hosts, as an
 interface's name that none of them has."""

@@ -12,6 +12,7 @@ from saferun.linux.gpu_reading import Snapshot, owned
 from saferun.linux.small_files import list_directory, read_line, read_text
 from saferun.model import JsonObject
 
+SYSFS_STEP = "amdgpu's files in sysfs"
 _AMD = "0x1002"
 
 
@@ -23,6 +24,7 @@ def read_amd_sysfs(snapshot: Snapshot, ours: frozenset[int], sysfs_root: str = "
         ours: the pids of the job.
         sysfs_root: where sysfs is mounted.
     """
+    snapshot.step = SYSFS_STEP
     snapshot.facts["source"] = "sysfs"
     if driver := read_line(f"{sysfs_root}/module/amdgpu/version"):
         snapshot.facts["driver"] = driver
@@ -32,6 +34,7 @@ def read_amd_sysfs(snapshot: Snapshot, ours: frozenset[int], sysfs_root: str = "
     devices = [f"{drm}/{name}/device" for name in sorted(cards, key=lambda name: int(name[4:]))]
     amd = [device for device in devices if read_line(f"{device}/vendor") == _AMD]
     for index, device in enumerate(amd):
+        snapshot.step = SYSFS_STEP
         gpu: JsonObject = {"index": index, "pci": os.path.basename(os.path.realpath(device))}
         snapshot.gpus.append(gpu)
         for key, name in (
@@ -74,8 +77,13 @@ def _read_bad_pages(gpu: JsonObject, device: str) -> None:
         gpu["retirement_pending"] = any(line.rpartition(":")[2].strip() == "P" for line in lines)
 
 
-def read_kfd_ids(sysfs_root: str) -> dict[str, str]:
-    """The compute driver's GPU IDs by PCI address (``0000:83:00.0``)."""
+def read_kfd_ids(sysfs_root: str, *, with_apus: bool = True) -> dict[str, str]:
+    """The compute driver's GPU IDs by PCI address (``0000:83:00.0``).
+
+    Args:
+        sysfs_root: where sysfs is mounted.
+        with_apus: whether a GPU counts that is a part of a processor.
+    """
     nodes = f"{sysfs_root}/class/kfd/kfd/topology/nodes"
     found: dict[str, str] = {}
     for node in list_directory(nodes):
@@ -84,7 +92,7 @@ def read_kfd_ids(sysfs_root: str) -> dict[str, str]:
             continue  # processors
         lines = [line.split() for line in read_text(f"{nodes}/{node}/properties").splitlines()]
         properties = {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()}
-        if not properties:
+        if not properties or (properties.get("cpu_cores_count", 0) > 0 and not with_apus):
             continue
         location = properties.get("location_id", 0)
         bus, slot, function = location >> 8 & 0xFF, location >> 3 & 0x1F, location & 7

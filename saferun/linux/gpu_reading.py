@@ -19,13 +19,30 @@ class Snapshot:
     Attributes:
         facts: values that apply to all GPUs.
         gpus: values of each GPU.
-        step: the driver call in progress; empty if none.
     """
 
     def __init__(self) -> None:
         self.facts: JsonObject = {}
         self.gpus: list[JsonObject] = []
-        self.step = ""
+        self._step = ("", 0.0)
+
+    @property
+    def step(self) -> str:
+        """The driver call in progress; empty if none. Setting it restarts its time."""
+        return self._step[0]
+
+    @step.setter
+    def step(self, step: str) -> None:
+        self._step = (step, time.monotonic())
+
+    def stuck(self, default: str) -> JsonObject:
+        """The call in progress, as ``stuck_in``, and since how many seconds, as ``stuck_s``.
+
+        Args:
+            default: its name where none is known.
+        """
+        step, since = self._step
+        return {"stuck_in": step or default, "stuck_s": round(time.monotonic() - since, 1) if step else 0.0}
 
     def as_json(self) -> JsonObject:
         """A copy, in the form that ``gpu_lines`` takes."""

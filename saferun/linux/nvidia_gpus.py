@@ -18,10 +18,12 @@ from saferun.model import JsonObject
 _NOT_SUPPORTED = frozenset({3, 13, 21, 25})  # not supported, function not found, no data, argument version mismatch
 _NO_PERMISSION = 4
 _DRIVER_NOT_LOADED = 9
+_IRQ_ISSUE = 10
 _LIBRARY_NOT_FOUND = 12
 _GPU_IS_LOST = 15
 _RESET_REQUIRED = 16
 _VERSION_MISMATCH = 18
+_OF_THE_HOST = frozenset({_IRQ_ISSUE, _GPU_IS_LOST, _RESET_REQUIRED})
 
 # Arguments: kinds of memory errors, counters, sensors, causes of retired pages.
 _CORRECTED, _UNCORRECTED = 0, 1
@@ -61,7 +63,7 @@ _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "excl
 # The members of a field's value, by its type.
 _VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 _MAX_LINKS = 36
-
+_GET_HANDLE = "nvmlDeviceGetHandleByIndex"
 
 # A new process, not a fork: the caller has threads, and a fork may inherit a lock of the loader that one of them holds.
 _PROGRAM = (
@@ -75,7 +77,8 @@ _REST_S = 0.3  # for the answer, after the deadline
 def read_nvidia_state(deadline: float, ours: frozenset[int] = frozenset(), *, nvml: Any = None) -> JsonObject:  # noqa: ANN401
     """Query the library until a deadline, in this process: the facts, ``gpus``, ``stuck_in``, ``failure``.
 
-    If CUDA cannot work, ``unusable`` is true, and ``failure`` says why.
+    ``stuck_s`` is how long the call in ``stuck_in`` has lasted by then. If CUDA cannot work, ``unusable`` is true, and
+    ``failure`` says why; if that is a fault of the host, ``broken`` is true.
 
     Args:
         deadline: in monotonic seconds. A call that has not returned by then is named in ``stuck_in``.
@@ -91,7 +94,9 @@ def read_nvidia_state(deadline: float, ours: frozenset[int] = frozenset(), *, nv
     done = read_until(deadline, reader.read)
     content = reader.snapshot.as_json()
     if not done:
-        content["stuck_in"] = reader.snapshot.step or "NVML"
+        content.update(reader.snapshot.stuck("NVML"))
+    if reader.is_broken:
+        content["broken"] = True
     if reader.lines:
         return {**content, "failure": reader.lines[0], "unusable": True}
     return {**content, "failure": reader.failure} if reader.failure else content
@@ -139,14 +144,16 @@ class NvidiaReader:
 
     Attributes:
         snapshot: what has been read so far.
-        failure: why the library could not be initialized.
+        failure: why the library could not be initialized, or tells of no GPU.
         lines: the same for users, if more is known.
+        is_broken: whether that is a fault of the host: the driver is not loaded, or a GPU is lost.
     """
 
     def __init__(self, nvml: Any, ours: frozenset[int]) -> None:  # noqa: ANN401
         self.snapshot = Snapshot()
         self.failure = ""
         self.lines: tuple[str, ...] = ()
+        self.is_broken = False
         self._nvml = nvml
         self._ours = ours
 
@@ -164,10 +171,14 @@ class NvidiaReader:
         if cuda := self._ask(facts, "nvmlSystemGetCudaDriverVersion"):
             facts["runtime"] = f"CUDA {cuda // 1000}.{cuda % 1000 // 10}"
         handles: dict[int, Any] = {}
-        for index in range(self._ask(facts, "nvmlDeviceGetCount") or 0):
+        count = self._ask(facts, "nvmlDeviceGetCount")
+        if count is None:
+            self.failure = "NVML does not tell how many GPUs there are"
+            self.is_broken = "fault" in facts
+        for index in range(count or 0):
             gpu: dict[str, Any] = {"index": index}
             self.snapshot.gpus.append(gpu)
-            handle = self._ask(gpu, "nvmlDeviceGetHandleByIndex", index)
+            handle = self._ask(gpu, _GET_HANDLE, index)
             if handle is not None:
                 handles[index] = handle
                 self._read_gpu(gpu, handle)
@@ -182,7 +193,9 @@ class NvidiaReader:
         code = getattr(error, "value", None)
         if code in {_LIBRARY_NOT_FOUND, _DRIVER_NOT_LOADED}:
             self.failure = "no NVIDIA driver here"
+            self.is_broken = code == _DRIVER_NOT_LOADED
             return
+        self.is_broken = code in _OF_THE_HOST
         self.failure = f"NVML: {error_text(error)}"
         if code == _VERSION_MISMATCH:
             self.lines = ("NVIDIA's library and kernel module are of different versions: reload the driver or reboot",)
@@ -340,7 +353,9 @@ class NvidiaReader:
             elif code == _RESET_REQUIRED:
                 noted["fault"] = f"reset needed (NVML: {error_text(error)})"
             elif code == _NO_PERMISSION:
-                noted["denied"] = True  # not granted by the container runtime or the scheduler
+                # Others than root are refused single facts, of GPUs that CUDA may use: a divided GPU's memory.
+                if call == _GET_HANDLE:
+                    noted["denied"] = True  # not granted by the container runtime or the scheduler
             elif not quiet and code not in _NOT_SUPPORTED and not isinstance(error, AttributeError):
                 noted["errors"] = {**noted.get("errors", {}), call: error_text(error)}
             return None

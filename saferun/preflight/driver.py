@@ -152,7 +152,7 @@ class PreflightRun:
         forked, self._forked = self._forked, None
         self.close()
         earlier, since = self._counted
-        context = context._replace(earlier=earlier, since=since)
+        context = context._replace(earlier=earlier, since=since, beside=beside)
         self._ended = [part for part in (*self._ended, *self._attempt.parts) if part.pids]
         own = HostChecks(self._poller, on_done=lambda: self._checked(attempt, on_checked), warn=self._warn)
         self._attempt = attempt = _Attempt(own, beside=beside)

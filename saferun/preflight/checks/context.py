@@ -42,6 +42,7 @@ class CheckContext(Value):
         since: when that was, in seconds since the epoch; 0.0: there was none.
         health: ``quick``, ``full`` with a real computation, or ``off``.
         gpus: how many GPUs the host has to have; -1: that is not known.
+        beside: whether the ranks are running meanwhile.
         is_of_host: whether only the host's health is of interest, and no launch.
         root: where /proc and /sys are looked for, with a trailing slash; tests have others.
     """
@@ -73,6 +74,7 @@ class CheckContext(Value):
     since: float = 0.0
     health: str = "quick"
     gpus: int = -1
+    beside: bool = False
     is_of_host: bool = False
     root: str = "/"
 

@@ -24,9 +24,11 @@ from saferun.preflight.checks.versions import read_versions
 from saferun.preflight.results import HELD_BY_OLD_RANK, UNUSABLE, CheckResult
 from saferun.text.wording import count_text, size_text
 
-# Without persistence mode the driver initialises every GPU again for whoever asks first: a second or two for each, and
-# some hosts have sixteen. A host is blamed for a driver that does not answer.
+# Without persistence mode the driver initialises every GPU again for whoever asks first: some seconds for each, and
+# some hosts have sixteen.
 DRIVER_TIMEOUT_S = 25.0
+# A host is blamed for a driver that does not answer: for a single call, which concerns one GPU in general, that lasts.
+_STUCK_S = 8.0
 _SYSFS_TIMEOUT_S = 3.0
 
 # A desktop's programs and an idle CUDA context share a GPU with any job. Who holds this much has a job there.
@@ -42,6 +44,7 @@ _TASKS_PER_HOST = (
 )
 _MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 _MPS_SERVER = "nvidia-cuda-mps"  # it opens a GPU of exclusive mode to many processes
+_MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 
 
 class _Fault(Value):
@@ -84,7 +87,7 @@ def _ask_nvidia(nvml: Any) -> JsonObject | None:  # noqa: ANN401
 
 
 def _ask_amd(sysfs: str, dev: str) -> JsonObject:
-    from saferun.linux.amd_gpus import read_amd_sysfs
+    from saferun.linux.amd_gpus import SYSFS_STEP, read_amd_sysfs
     from saferun.linux.gpu_reading import Snapshot, read_until
     from saferun.linux.small_files import list_directory
 
@@ -96,7 +99,7 @@ def _ask_amd(sysfs: str, dev: str) -> JsonObject:
         if nodes and not any(os.path.exists(f"{dev}/dri/{node}") for node in nodes):
             gpu["denied"] = True
     if not done:
-        content["stuck_in"] = "amdgpu's files in sysfs"
+        content["stuck_in"] = SYSFS_STEP
     return content
 
 
@@ -112,19 +115,23 @@ def _judge(context: CheckContext, vendor: str, content: JsonObject) -> CheckResu
     gpus: list[JsonObject] = [gpu for gpu in content["gpus"] if not gpu.get("denied")]
     visible = _visible(context, vendor, gpus)
     used = _used(context, gpus, visible)
+    # What was not read yet, or not at all, is not missing.
+    is_whole = not content.get("stuck_in")
+    is_answered = not content.get("failure") or bool(content.get("broken"))
+    too_few = list(_count_faults(context, visible, serves=serves)) if is_whole else []
     # Without a launch what is broken counts on each GPU of the host, whatever the caller's environment shows. What is
     # in use does not: another job may well hold the other GPUs.
     judged = gpus if context.is_of_host else used
     faults = [
         *_driver_faults(context, content, cuda),
-        *_count_faults(context, visible, serves=serves),
-        *_missing_faults(context, gpus),
+        *too_few,
+        *(_missing_faults(context, content["gpus"]) if is_whole and is_answered else ()),
         *(fault for gpu in judged for fault in _hardware_faults(gpu, vendor)),
         *(_Fault(*fault) for fault in fabric_faults(context, content, judged)),
         *_busy_faults(context, used, gpus if visible is None else [gpus[index] for index in visible]),
     ]
     facts = [
-        *((UNUSABLE, what) for what in _unusable(context, content, judged, visible) if serves),
+        *((UNUSABLE, what) for what in _unusable(context, content, judged, visible, too_few) if serves),
         ("gpus", str(len(gpus))),
         ("visible", "unknown" if visible is None else str(len(visible))),
         *((name, str(content[name])) for name in ("driver", "runtime", "failure") if content.get(name)),
@@ -147,12 +154,16 @@ def _judge(context: CheckContext, vendor: str, content: JsonObject) -> CheckResu
 
 
 def _unusable(
-    context: CheckContext, content: JsonObject, used: Sequence[JsonObject], visible: Sequence[int] | None
+    context: CheckContext,
+    content: JsonObject,
+    used: Sequence[JsonObject],
+    visible: Sequence[int] | None,
+    too_few: Sequence[_Fault],
 ) -> Iterable[str]:
     """What ranks that use GPUs cannot work with; not what is merely worth a repair."""
-    if content.get("unusable"):
+    if content.get("unusable") or _is_stuck(content):
         yield "the driver"
-    elif any(_count_faults(context, visible, serves=True)):
+    elif too_few:
         yield f"{count_text(context.nproc - len(visible or ()), 'GPU')} too few"
     yield from (f"GPU {gpu['index']}" for gpu in used if gpu.get("fault"))
 
@@ -198,7 +209,10 @@ def _has_several_tasks(environ: Mapping[str, str]) -> bool:
 def _driver_faults(context: CheckContext, content: JsonObject, cuda: str) -> Iterable[_Fault]:
     if content.get("unusable"):
         yield _Fault(str(content["failure"]), "reload the NVIDIA driver, or reboot", "missing_gpu")
-    if stuck := content.get("stuck_in"):
+    stuck = content.get("stuck_in")
+    if stuck and not _is_stuck(content):
+        yield _Fault(f"the GPUs' driver is slow ({stuck})", "switch persistence mode on (`nvidia-smi -pm 1`)", "")
+    elif stuck:
         hint = "see whether `nvidia-smi` or `rocm-smi` answers, and what `dmesg` says (Xid); reset the GPU, or reboot"
         yield _Fault(f"the GPUs' driver does not answer ({stuck})", hint)
     runtime = str(content.get("runtime", "")).removeprefix("CUDA ")
@@ -209,6 +223,11 @@ def _driver_faults(context: CheckContext, content: JsonObject, cuda: str) -> Ite
         message = f"the driver serves CUDA {runtime}, and torch is built for CUDA {cuda}: it will see no GPU"
         hint = f"update the driver, or install a torch that is built for CUDA {served[0]}"
         yield _Fault(message, hint, "missing_gpu")
+
+
+def _is_stuck(content: JsonObject) -> bool:
+    """Whether the driver does not answer; else it may only need its time."""
+    return bool(content.get("stuck_in")) and content.get("stuck_s", _STUCK_S) >= _STUCK_S
 
 
 def _has_forward_compatibility(context: CheckContext) -> bool:
@@ -270,24 +289,27 @@ class _Use(Value):
 
 
 def _busy_faults(context: CheckContext, used: Sequence[JsonObject], visible: Sequence[JsonObject]) -> Iterable[_Fault]:
-    old_pids = frozenset(context.old_pids)
-    uses = [use for gpu in used if (use := _use_of(gpu, old_pids)) is not None]
+    # In a container, where the driver names pids of the host, the ranks look like another job.
+    uses = [use for gpu in used if not context.beside and (use := _use_of(context, gpu)) is not None]
     if not uses:
         return
     # What dead ranks hold comes free soon; with nothing free at all there is nothing to start on.
-    is_waited_for = any(use.is_ours for use in uses) or all(_use_of(gpu, old_pids) is not None for gpu in visible)
+    is_waited_for = any(use.is_ours for use in uses) or all(_use_of(context, gpu) is not None for gpu in visible)
     message = "; ".join(use.message for use in uses[:4]) + (f" (and {len(uses) - 4} more)" if len(uses) > 4 else "")  # noqa: PLR2004
     hint = "wait for it, or end that process, or choose other GPUs (CUDA_VISIBLE_DEVICES)"
     yield _Fault(message, hint, "gpu_busy", transient=is_waited_for)
 
 
-def _use_of(gpu: JsonObject, old_pids: frozenset[int]) -> _Use | None:
+def _use_of(context: CheckContext, gpu: JsonObject) -> _Use | None:
     """What of a GPU is taken, if it is worth a word."""
+    old_pids = frozenset(context.old_pids)
     total, in_use = gpu.get("memory_total_bytes") or 0, gpu.get("memory_used_bytes") or 0
     processes = [one for one in gpu.get("processes", ()) if not str(one.get("name", "")).startswith(_MPS_SERVER)]
-    has_mps = len(processes) < len(gpu.get("processes", ()))
-    is_exclusive = str(gpu.get("compute_mode", "")).startswith("exclusive") and not has_mps
+    has_mps = len(processes) < len(gpu.get("processes", ())) or _MPS_PIPE in context.environ
     is_ours = _has_old_rank(gpu, old_pids)
+    # MPS may run outside of the container.
+    may_be_mps = has_mps or (not old_pids and all(one.get("whose") == "hidden" for one in processes))
+    is_exclusive = str(gpu.get("compute_mode", "")).startswith("exclusive") and not may_be_mps
     name = f"GPU {gpu['index']}"
     held = sum(one.get("memory_bytes") or 0 for one in processes)
     if processes and is_exclusive:
@@ -299,7 +321,7 @@ def _use_of(gpu: JsonObject, old_pids: frozenset[int]) -> _Use | None:
         return _Use(
             f"{name} is in use: {_who(largest, old_pids)} {'hold' if len(largest) > 1 else 'holds'} {size}", is_ours
         )
-    if not processes and old_pids and total and in_use >= total * _UNOWNED_SHARE:
+    if "processes" in gpu and not processes and old_pids and total and in_use >= total * _UNOWNED_SHARE:
         message = (
             f"{size_text(in_use)} of {name}'s {size_text(total)} are in use, by no process that can be seen from here"
         )

@@ -50,7 +50,8 @@ def check_platform(context: CheckContext) -> CheckResult:
     if is_virtual or not (translated or redirecting):
         hint = "AMD recommends `sysctl kernel.numa_balancing=0`" if context.vendor == "amd" and balancing == "1" else ""
         return ok(f"nothing stands between the {gpus}", facts, hint=hint)
-    if translated and context.vendor == "amd":
+    is_alone = context.nproc == 1 and not context.spans_hosts  # a single rank, which needs no RCCL
+    if translated and context.vendor == "amd" and not is_alone:
         message = f"the IOMMU translates the addresses of {len(translated)} of {gpus}, and RCCL is known to hang then"
         return warning(message, "boot with iommu=pt on the kernel's command line", facts)
     what = [
@@ -69,7 +70,7 @@ def _gpu_addresses(context: CheckContext) -> list[str]:
     if context.vendor == "amd":
         from saferun.linux.amd_gpus import read_kfd_ids
 
-        return sorted(read_kfd_ids(context.path("sys")))
+        return sorted(read_kfd_ids(context.path("sys"), with_apus=False))
     return []
 
 

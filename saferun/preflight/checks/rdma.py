@@ -57,7 +57,7 @@ def check_rdma(context: CheckContext) -> CheckResult:
     if wrong is not None:
         return wrong._replace(facts=facts)
     # Ethernet devices of any server may have RDMA ports that are not meant for GPUs.
-    if not route and any(port.layer == "InfiniBand" for port in ports):
+    if not route and any(port.layer == "InfiniBand" for port in ports) and not _are_gaming_gpus(context):
         message = "InfiniBand cannot reach the GPUs' memory: neither nvidia_peermem nor DMA-BUF is there"
         hint = "load nvidia_peermem (modprobe), or use NVIDIA's open kernel modules; until then data goes via the host"
         return warning(message, hint, facts, class_name="fabric_degraded")
@@ -80,6 +80,14 @@ def _peer_route(context: CheckContext) -> str:
             return module
     # Only the open modules export the GPUs' memory.
     return "DMA-BUF" if "Open Kernel Module" in read_text(context.path("proc/driver/nvidia/version")) else ""
+
+
+def _are_gaming_gpus(context: CheckContext) -> bool:
+    """Whether the driver lets no RDMA device reach the memory of any of the GPUs, whatever is loaded."""
+    base = context.path("proc/driver/nvidia/gpus")
+    texts = [read_text(f"{base}/{name}/information") for name in list_directory(base)]
+    models = [line for text in texts for line in text.splitlines() if line.startswith("Model:")]
+    return bool(models) and all("GeForce" in model for model in models)
 
 
 # ------------------------------------------------------------------------------------------------------------ RoCE GIDs

@@ -265,7 +265,10 @@ def test_settings_and_other_programs_are_no_host_s_fault(check: str, class_name:
 
 @pytest.mark.parametrize(
     ("check", "class_name"),
-    [("gpus", "missing_gpu"), ("interfaces", "network_interface"), ("memory", "host_out_of_memory")],
+    [
+        *(("gpus", "gpu_fabric"), ("gpus", "missing_gpu")),
+        *(("interfaces", "network_interface"), ("memory", "host_out_of_memory")),
+    ],
 )
 def test_what_a_wrong_setting_looks_like_counts_only_in_comparison(check: str, class_name: str) -> None:
     """More ranks than GPUs on all hosts, or on the only one, is a mistake in the command line."""

@@ -42,14 +42,16 @@ class Gpu:
 
     def __init__(self, **facts: Any) -> None:
         self.uuid = ""
+        self.name = "NVIDIA H200"
         self.used, self.total = 600 * MIB, 140 * GIB
-        self.processes: list[tuple[int, int | None]] = []
+        self.processes: list[tuple[int, int | None]] | None = []
         self.uncorrected = 0
         self.rows = (0, 0, 0, 0)
         self.mode = 0
         self.lost = False
         self.fabric: tuple[int, int, bytes] | None = None  # state, status, cluster
-        self.alone = False  # no direct access to the other ones
+        self.links: tuple[int, ...] = (1, 1)  # states of NVLinks
+        self.alone = 0  # the status where it has no direct access to the other ones
         vars(self).update(facts)
 
 
@@ -84,8 +86,8 @@ class Nvml:
             raise IS_LOST
         return self.gpus[index]
 
-    def nvmlDeviceGetName(self, _gpu: Gpu) -> str:
-        return "NVIDIA H200"
+    def nvmlDeviceGetName(self, gpu: Gpu) -> str:
+        return gpu.name
 
     def nvmlDeviceGetUUID(self, gpu: Gpu) -> str:
         return gpu.uuid
@@ -94,6 +96,8 @@ class Nvml:
         return SimpleNamespace(used=gpu.used, total=gpu.total)
 
     def nvmlDeviceGetComputeRunningProcesses(self, gpu: Gpu) -> list[Any]:
+        if gpu.processes is None:
+            raise NOT_SUPPORTED
         return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in gpu.processes]
 
     def nvmlDeviceGetTotalEccErrors(self, gpu: Gpu, kind: int, counter: int) -> int:
@@ -104,6 +108,11 @@ class Nvml:
 
     def nvmlDeviceGetComputeMode(self, gpu: Gpu) -> int:
         return gpu.mode
+
+    def nvmlDeviceGetNvLinkState(self, gpu: Gpu, link: int) -> int:
+        if link >= len(gpu.links):
+            raise NOT_SUPPORTED
+        return gpu.links[link]
 
     def nvmlDeviceGetMigMode(self, _gpu: Gpu) -> list[int]:
         raise NOT_SUPPORTED
@@ -118,7 +127,7 @@ class Nvml:
         return 0
 
     def nvmlDeviceGetP2PStatus(self, one: Gpu, other: Gpu, _index: int) -> int:
-        return 1 if one.alone or other.alone else 0
+        return one.alone or other.alone
 
 
 def launch(root: Root, environ: dict[str, str] | None = None, **changed: Any) -> CheckContext:

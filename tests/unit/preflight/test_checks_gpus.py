@@ -22,6 +22,7 @@ from tests.unit.preflight.host_roots import Root
 
 CLUSTER = bytes(range(1, 17))
 SET_UP = (3, 0, b"")
+NO_DIRECT_ACCESS = 5  # NVML_P2P_STATUS_NOT_SUPPORTED
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_without_a_launch_each_gpu_of_the_host_is_judged(root: Root) -> None:
     for broken, message in (
         (Gpu(lost=True), "GPU 3 fell off the bus"),
         (Gpu(fabric=(3, 999, b"")), "GPU 3: NVLink could not be set up"),
-        (Gpu(fabric=SET_UP, alone=True), "GPU 3 cannot access the memory of the others"),
+        (Gpu(fabric=SET_UP, alone=NO_DIRECT_ACCESS), "GPU 3 cannot access the memory of the others"),
     ):
         result = check_gpus(host, nvml=Nvml(*eight[:3], broken, *eight[4:]))
         assert result.message.startswith(message)
@@ -270,7 +271,7 @@ def test_a_newer_nvml_has_the_second_version_of_the_call(root: Root) -> None:
 
 def test_nvlink_between_hosts_needs_an_imex_channel(root: Root) -> None:
     """GB200 NVL72: one NVLink domain of several hosts."""
-    nvml = Nvml(*(Gpu(fabric=(3, 0, CLUSTER)) for _ in "01"))
+    nvml = Nvml(*(Gpu(name="NVIDIA GB200", fabric=(3, 0, CLUSTER)) for _ in "01"))
     result = check_gpus(launch(root, spans_hosts=True), nvml=nvml)
     assert result.verdict == "warn"
     assert "there is no IMEX channel (/dev/nvidia-caps-imex-channels)" in result.message
@@ -282,7 +283,7 @@ def test_nvlink_between_hosts_needs_an_imex_channel(root: Root) -> None:
 
 def test_a_missing_imex_channel_blames_no_host(root: Root) -> None:
     """Schedulers make channels for each job: an idle host has none, and a job without one is not the host's fault."""
-    nvml = Nvml(*(Gpu(fabric=(3, 0, CLUSTER)) for _ in "01"))
+    nvml = Nvml(*(Gpu(name="NVIDIA GB200", fabric=(3, 0, CLUSTER)) for _ in "01"))
     assert check_gpus(launch(root, spans_hosts=True, is_of_host=True), nvml=nvml).verdict == "ok"
     result = check_gpus(launch(root, spans_hosts=True), nvml=nvml)
     assert (result.verdict, result.class_name) == ("warn", "")
@@ -290,13 +291,13 @@ def test_a_missing_imex_channel_blames_no_host(root: Root) -> None:
 
 def test_one_gpu_without_direct_access_is_told_and_a_host_without_any_is_not(root: Root) -> None:
     """A desktop's GPUs have no direct access at all."""
-    alone = Nvml(Gpu(), Gpu(), Gpu(alone=True), Gpu())
+    alone = Nvml(Gpu(), Gpu(), Gpu(alone=NO_DIRECT_ACCESS), Gpu())
     result = check_gpus(launch(root, nproc=4), nvml=alone)
     assert result.message == "GPU 2 cannot access the memory of the others (P2P), which access each other's"
     assert check_gpus(launch(root, nproc=2), nvml=alone).verdict == "ok", "no rank uses it"
-    none = Nvml(*(Gpu(alone=True) for _ in "0123"))
+    none = Nvml(*(Gpu(alone=NO_DIRECT_ACCESS) for _ in "0123"))
     assert check_gpus(launch(root, nproc=4), nvml=none).verdict == "ok"
-    bridged = Nvml(Gpu(), Gpu(), Gpu(alone=True))
+    bridged = Nvml(Gpu(), Gpu(), Gpu(alone=NO_DIRECT_ACCESS))
     assert check_gpus(launch(root, nproc=3), nvml=bridged).verdict == "ok", "two with a bridge, and one"
 
 
@@ -355,7 +356,7 @@ def test_a_container_with_the_node_and_without_the_library_is_passed_over(root: 
 def test_a_driver_that_does_not_answer_is_named_with_the_call_that_hangs(
     root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpus, "_ask_nvidia", lambda nvml: {"gpus": [], "stuck_in": "nvmlInit", "nvml": nvml})
+    monkeypatch.setattr(gpus, "_ask_nvidia", lambda _nvml: {"gpus": [], "stuck_in": "nvmlInit", "stuck_s": 20.0})
     result = check_gpus(launch(root))
     assert result.verdict == "warn"
     assert result.message == "the GPUs' driver does not answer (nvmlInit)"

@@ -58,10 +58,25 @@ def test_gpus_that_are_passed_through_talk_to_each_other(root: Root, vendor: str
 def test_amd_s_gpus_behind_a_translating_iommu_are_told(root: Root) -> None:
     """RCCL itself says that this "can lead to system instability or hang"."""
     translate(root)
-    result = check_platform(root.context(vendor="amd"))
+    result = check_platform(root.context(vendor="amd", nproc=2))
     assert result.verdict == "warn"
     assert result.message.startswith("the IOMMU translates the addresses of 2 of 2 GPUs")
     assert "iommu=pt" in result.hint
+
+
+def test_one_rank_talks_to_no_other_gpu(root: Root) -> None:
+    translate(root)
+    assert check_platform(root.context(vendor="amd", nproc=1)).verdict == "ok"
+    assert check_platform(root.context(vendor="amd", nproc=1, spans_hosts=True)).verdict == "warn"
+
+
+def test_a_processor_s_own_gpu_is_none_that_ranks_talk_through(root: Root) -> None:
+    """Desktops have one beside the real one."""
+    translate(root)
+    node = "sys/class/kfd/kfd/topology/nodes/2"
+    root.write(f"{node}/properties", f"cpu_cores_count 16\nsimd_count 4\ndomain 0\nlocation_id {0x19 << 8}\n")
+    result = check_platform(root.context(vendor="amd", nproc=2))
+    assert (result.verdict, result.message) == ("ok", "fewer than two GPUs")
 
 
 def test_on_nvidia_s_it_is_a_hint(root: Root) -> None:

@@ -121,6 +121,17 @@ def test_infiniband_without_a_way_to_the_gpus_memory_is_told(root: Root) -> None
     assert "modprobe" in result.hint
 
 
+def test_gaming_gpus_have_no_direct_way_to_miss(root: Root) -> None:
+    """The driver does not offer it for them."""
+    port(root)
+    root.write("proc/driver/nvidia/version", CLOSED_DRIVER)
+    for number in (1, 2):
+        root.write(f"proc/driver/nvidia/gpus/0000:0{number}:00.0/information", "Model: \t\t NVIDIA GeForce RTX 4090\n")
+    assert check(root).verdict == "ok"
+    root.write("proc/driver/nvidia/gpus/0000:03:00.0/information", "Model: \t\t NVIDIA A100-SXM4-80GB\nIRQ: 16\n")
+    assert check(root).verdict == "warn"
+
+
 def test_ethernet_cards_that_can_do_rdma_are_no_fault(root: Root) -> None:
     port(root, "mlx5_0", "Ethernet")
     root.write("proc/driver/nvidia/version", CLOSED_DRIVER)
