@@ -47,6 +47,10 @@ class NoAnswerError(Exception):
     """A socket gave no answer; the message says why."""
 
 
+class ErrorAnswerError(NoAnswerError):
+    """It answered with an HTTP status that is an error."""
+
+
 # ------------------------------------------------------------------------------------------------------------- to look
 
 
@@ -75,7 +79,8 @@ def capture_flight_recorder(target: CaptureTarget, deadline: float) -> tuple[Ran
             continue
         content = b",\n".join(b'"' + name.encode() + b'": ' + reply for name, reply in recorders.replies.items())
         groups = tuple(recorders.groups.values())[:GROUPS_LIMIT]
-        return RankCollectives(target.rank, groups, "", recorders.incomplete), b"{" + content + b"}\n"
+        found = RankCollectives(target.rank, groups, "", recorders.incomplete, recorders.has_failed)
+        return found, b"{" + content + b"}\n"
     return RankCollectives(target.rank, (), failure), b""
 
 
@@ -107,12 +112,14 @@ class _Recorders:
         replies: the JSON of each, by its name.
         groups: their groups, by name.
         incomplete: what is missing, and why.
+        has_failed: whether NCCL's answered with an error.
     """
 
     def __init__(self, path: str, deadline: float) -> None:
         self.replies: dict[str, bytes] = {}
         self.groups: dict[str, GroupProgress] = {}
         self.incomplete = ""
+        self.has_failed = False
         self._path = path
         self._deadline = deadline
         self._failure: NoAnswerError | None = None
@@ -165,6 +172,7 @@ class _Recorders:
         if self._ask(_NCCL_JSON, share=0.6) is not None:
             return
         why = self._failure
+        self.has_failed = isinstance(why, ErrorAnswerError)
         for query, left in ((_ONLY_ACTIVE, "the calls that are over"), (_NUMBERS, "its calls")):
             if self._ask(_NCCL_JSON, query, share=0.6) is not None:
                 self.incomplete = f"NCCL's recorder has not sent {left}: {why}"
@@ -241,7 +249,7 @@ def _body_of(content: bytearray) -> bytes:
     if not blank or len(fields) < 2 or not fields[0].startswith(b"HTTP/"):  # noqa: PLR2004 - version and status
         raise NoAnswerError("what answers is not torch's worker server")
     if fields[1] != b"200":
-        raise NoAnswerError(f"it answers with status {printable(fields[1][:16].decode(errors='replace'))}")
+        raise ErrorAnswerError(f"it answers with status {printable(fields[1][:16].decode(errors='replace'))}")
     for header in headers:
         name, _, value = header.partition(b":")
         if name.strip().lower() == b"content-length" and value.strip().isdigit() and int(value[:20]) > len(body):

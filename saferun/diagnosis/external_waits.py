@@ -35,6 +35,7 @@ from saferun.text.wording import duration_text, ranks_text
 
 # Waits that can be seen to lead out of the process by their calls alone, where its system call is not known.
 _LEADS_OUT = frozenset({"file_io", "network", "debugger"})
+_OUTSIDE_CALLS = _LEADS_OUT | {"subprocess", "data_loading"}
 _ANY_PROCESS = frozenset({"a queue between processes", "a lock between processes", "a future"})
 _SLEEPING = ("hrtimer_nanosleep", "do_nanosleep")
 # Libraries that ask a server in a thread of their own, for which the caller waits.
@@ -129,9 +130,15 @@ class _Case:
     def is_proven(self, external: set[int]) -> bool:
         """Whether the Flight Recorders show a deadlock that includes these ranks, whatever they do meanwhile.
 
-        A script may ask in a loop with a sleep in it whether a collective is over.
+        A script may ask in a loop with a sleep in it whether a collective is over. A rank that waits for a server, a
+        file or a child does not wait in the calls that it has made before, such as an ``irecv``.
         """
         found = self._findings
+        waits = [wait.found for wait in self.waits if wait.rank in external]
+        if not found.mismatched and any(
+            wait.kind in _OUTSIDE_CALLS or wait.detail.startswith(_FILE_LOCK) for wait in waits
+        ):
+            return False
         stuck = (one.waiting for one in found.stuck if one.is_complete)
         circles = (circle.ranks for circle in found.circles)
         return bool(found.mismatched) or any(external.issubset(ranks) for ranks in (*stuck, *circles))

@@ -26,6 +26,9 @@ _EQUAL_SIZES = frozenset(
 """In these every rank hands in as many elements as every other. In scatter, gather and all_to_all they need not."""
 _ROOTED = {"gather": "output_sizes", "scatter": "sizes"}
 """In these only the root has tensors on that side, which shows who it is."""
+_LIKE_NCCL = frozenset({"nccl", "rccl", "xccl"})
+"""Backends that record what the root has as the output of both, and of the other ranks one undefined tensor there."""
+_UNDEFINED = (0,)
 _LONGEST_SIZES = 4096
 _SIZES_SHOWN = 60
 _Kind = tuple[object, ...]
@@ -131,7 +134,14 @@ def _roots_differ(group: Group, seq: int, made: Mapping[int, CollectiveCall]) ->
         return []
     if not all(call.sizes and call.output_sizes for call in made.values()):
         return []  # sizes are not known
-    roots = tuple(sorted(rank for rank, call in made.items() if getattr(call, side) not in {"", "[]"}))
+    if group.backend in _LIKE_NCCL:
+        tensors = {rank: _elements(call.output_sizes) for rank, call in made.items()}
+        found = [rank for rank, elements in tensors.items() if elements not in {(), _UNDEFINED}]
+        if None in tensors.values():
+            return []
+    else:
+        found = [rank for rank, call in made.items() if getattr(call, side) not in {"", "[]"}]
+    roots = tuple(sorted(found))
     if len(roots) == 1:
         return []
     op = next(iter(ops))

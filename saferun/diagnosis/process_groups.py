@@ -26,6 +26,7 @@ class Group:
 
     Attributes:
         name: to be shown.
+        backend: of its calls: ``nccl``.
         ranks: how far each known member is; one that has not called anything has nothing.
         unknown: members whose recorder did not answer.
         members_known: whether all members are known.
@@ -47,6 +48,7 @@ class Group:
         self.name = name
         self.description = description
         self.ranks = dict(ranks)
+        self.backend = next((progress.group.partition(":")[0] for progress in ranks.values()), "")
         members: set[int] = set()
         positions: tuple[int, ...] = ()
         for progress in ranks.values():

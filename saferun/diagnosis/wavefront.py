@@ -237,7 +237,7 @@ class Wavefront:
     def _suspects(self, op: Op, members: _Members) -> tuple[int, ...]:
         """Of the members of a call that all have made, those that may be the cause."""
         ranks = list(members.here)
-        failing = [rank for rank in ranks if self._known[rank].incomplete]
+        failing = [rank for rank in ranks if self._known[rank].has_failed]
         if failing:
             return tuple(failing)
         calls = {rank: self._call(rank, op) for rank in ranks}

@@ -140,13 +140,15 @@ class RankCollectives(Value):
     """The Flight Recorder of one rank.
 
     ``failure`` is the reason in one line where there is none, ``incomplete`` what is missing in it and why: a GPU that
-    has failed, a process that is gone and whose last dump this is.
+    has failed, a process that is gone and whose last dump this is. ``has_failed``: whether it answered with an error,
+    as where the GPU has failed; one that only does not answer may be slow.
     """
 
     rank: int
     groups: tuple[GroupProgress, ...]
     failure: str = ""
     incomplete: str = ""
+    has_failed: bool = False
 
 
 class CoreDump(Value):

@@ -8,12 +8,17 @@ NCCL's recorder reports its numbers without its calls, so that no GPU is asked. 
 they are two sequences in one: the last enqueued may be a send with the number 5, the last completed a collective with
 the number 900, and the send may be over or not. Then, and from recorders that a backend has for itself (nccl2, torch
 2.15), the calls are asked for, which show whether they are retired.
+
+Nor does a last completed number below the last enqueued one prove that a call is open. torch assigns it in the order in
+which it sees calls end, without a maximum: where gloo's two threads end call 8 before call 7, it stays at 7 until the
+next call. So such a pair counts only if a call of that group is open, where the answer holds the group's calls.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from saferun.linux.bare_socket import AF_UNIX, Socket
 from saferun.linux.poller import Poller
@@ -26,6 +31,8 @@ _NCCL_CALLS = "dump_nccl_trace_json"
 # Where NCCL's recorder is there and empty the job may use another backend; each is asked until one has groups.
 _BACKENDS = ("nccl2", "nccl-lazy", "ncclx", "rcclx")
 _OF_BACKEND = "fr_trace_json?backend="
+# Calls that were made as one: ``coalesced``; collectives also as ``all_gather_into_tensor_coalesced`` and the like.
+_AS_ONE = "coalesced"
 _TAIL_BYTES = 1 << 18
 _LIMIT_BYTES = 256 << 20
 _READ_BYTES = 1 << 18
@@ -152,18 +159,63 @@ class NumbersQuery:
 
 
 def numbers_from(text: bytes) -> Numbers | None:
-    """The sequence numbers that the end of an answer holds; None where it holds none."""
+    """The sequence numbers that the end of an answer holds; None where it holds none.
+
+    A group whose calls it holds, and of which none is open, has completed what it has enqueued.
+    """
     _, found, rest = text.rpartition(b'"pg_status":')
     if not found:
         return None
     try:
         status, _ = json.JSONDecoder().raw_decode(rest.decode(errors="replace").lstrip())
-        return {
+        numbers = {
             str(group): (_number(entry["last_enqueued_collective"]), _number(entry["last_completed_collective"]))
             for group, entry in list(status.items())[:_GROUPS]
         }
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
+    seem_open = [group for group, (enqueued, completed) in numbers.items() if enqueued > completed]
+    for group in _without_open_calls(text) & set(seem_open) if seem_open else ():
+        numbers[group] = (numbers[group][0], numbers[group][0])
+    return numbers
+
+
+def _without_open_calls(text: bytes) -> set[str]:
+    """The groups of which an answer holds calls, and no open one; none where it holds no calls that can be read."""
+    try:
+        by_group = _by_group(_calls(text))
+        return {group for group, calls in by_group.items() if all(map(_is_over, _without_members(calls)))}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return set()
+
+
+def _calls(text: bytes) -> list[dict[str, Any]]:
+    """The calls that the end of an answer holds whole."""
+    begin, end = text.find(b'{"collective_seq_id"'), text.rfind(b'}],"nccl_comm_state"')
+    calls: list[dict[str, Any]] = json.loads(b"[" + text[begin : end + 1] + b"]") if 0 <= begin < end else []
+    return calls
+
+
+def _by_group(calls: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for call in calls:
+        found.setdefault(str(call["pg_id"]), []).append(call)
+    return found
+
+
+def _without_members(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The calls of a group without those that were made as one: the entry behind them has their state."""
+    kept: list[dict[str, Any]] = []
+    for call in calls:
+        op = call["profiling_name"].rpartition(":")[2]
+        if kept and op.endswith(_AS_ONE) and (op == _AS_ONE or not kept[-1]["is_p2p"]):
+            # Sends and receives have numbers of their own.
+            is_p2p = kept[-1]["is_p2p"]
+            name = "p2p_seq_id" if is_p2p else "collective_seq_id"
+            while kept and kept[-1]["is_p2p"] is is_p2p and kept[-1][name] == call[name]:
+                kept.pop()
+        kept.append(call)
+    return kept
 
 
 def numbers_of_calls(text: bytes, backend: str) -> Numbers | None:
@@ -172,18 +224,15 @@ def numbers_of_calls(text: bytes, backend: str) -> Numbers | None:
     What counts is the place in the recorder: the newest call, and the last before the first that is not over. A send or
     receive that is not over counts where it comes after one that is: within a batch they never are.
     """
-    begin, end = text.find(b'{"collective_seq_id"'), text.rfind(b'}],"nccl_comm_state"')
-    if not 0 <= begin < end:
-        return None
     try:
-        calls = json.loads(b"[" + text[begin : end + 1] + b"]")
-        own = [call for call in calls if call["profiling_name"].startswith(f"{backend}:")]
+        own = [call for call in _calls(text) if call["profiling_name"].startswith(f"{backend}:")]
+        by_group = _by_group(own)
         numbers: Numbers = {}
         for group in dict.fromkeys(str(call["pg_id"]) for call in own[-_GROUPS:]):
-            theirs = [call for call in own if str(call["pg_id"]) == group]
+            newest = max(_number(call["record_id"]) for call in by_group[group])
+            theirs = _without_members(by_group[group])
             tells = {call["is_p2p"] for call in theirs if _is_over(call)} | {False}
             waiting = [_number(call["record_id"]) for call in theirs if not _is_over(call) and call["is_p2p"] in tells]
-            newest = max(_number(call["record_id"]) for call in theirs)
             numbers[group] = (newest, min(waiting) - 1 if waiting else newest)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

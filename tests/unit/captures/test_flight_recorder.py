@@ -245,6 +245,7 @@ def test_where_a_gpu_has_failed_its_numbers_are_asked_for(tmp_path: Path) -> Non
     assert [group[:2] + group[3:6] for group in collectives.groups] == [("nccl:0", "default_pg", 9, -1, 7)]
     assert collectives.failure == ""
     assert collectives.incomplete == "NCCL's recorder has not sent its calls: it answers with status 500"
+    assert collectives.has_failed
 
 
 def test_a_full_dump_that_does_not_come_leaves_time_for_a_smaller_one(tmp_path: Path) -> None:
@@ -256,6 +257,7 @@ def test_a_full_dump_that_does_not_come_leaves_time_for_a_smaller_one(tmp_path: 
         collectives, _ = capture(target, 2.0)
     assert [group.enqueued for group in collectives.groups] == [7]
     assert collectives.incomplete == "NCCL's recorder has not sent the calls that are over: it does not answer"
+    assert not collectives.has_failed
 
 
 def test_the_pickle_of_an_older_torch_is_read(tmp_path: Path) -> None:

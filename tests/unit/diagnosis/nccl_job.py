@@ -418,8 +418,13 @@ def _entries(
         is_over = call.is_over and tells
         elements = step.size * (len(members) if op == "_all_gather_base" else 1)
         taken = step.size * (len(members) if op == "_reduce_scatter_base" else 1)
-        has_input = step.root < 0 or op != "scatter" or step.root == number
-        has_output = step.root < 0 or op != "gather" or step.root == number
+        inputs = [[taken]] if step.size else []
+        outputs = [[elements]] if step.size else []
+        if step.root >= 0 and not is_hook:
+            # The lists of both are outputs to torch, and an undefined tensor stands in for that of any other rank.
+            outputs = outputs * len(members) if step.root == number else [[0]]
+        elif step.root >= 0 and step.root != number:
+            inputs, outputs = ([], outputs) if op == "scatter" else (inputs, [])
         return {
             "collective_seq_id": call.number,
             "p2p_seq_id": call.p2p_number,
@@ -427,8 +432,8 @@ def _entries(
             "pg_id": ids[group],
             "process_group": [names[group], mesh.descriptions[group]],
             "profiling_name": f"{recorder.backend}:{op}",
-            "input_sizes": [[taken]] if step.size and has_input else [],
-            "output_sizes": [[elements]] if step.size and has_output else [],
+            "input_sizes": inputs,
+            "output_sizes": outputs,
             "input_dtypes": [step.dtype],
             "output_dtypes": [step.dtype],
             "retired": is_over,

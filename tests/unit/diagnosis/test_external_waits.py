@@ -8,7 +8,18 @@ import pytest
 
 from saferun.diagnosis.external_waits import external_ranks, suspected, unreadable_ranks
 from saferun.diagnosis.hang import diagnose_hang
-from saferun.evidence.job_evidence import Capture, Evidence, Frame, HostView, ProcessSnapshot, StackDump, ThreadStack
+from saferun.evidence.job_evidence import (
+    Capture,
+    CollectiveCall,
+    Evidence,
+    Frame,
+    GroupProgress,
+    HostView,
+    ProcessSnapshot,
+    RankCollectives,
+    StackDump,
+    ThreadStack,
+)
 from saferun.evidence.wait_evidence import JobPorts, ThreadWait
 from saferun.model import ExitStatus, RankEnd
 from tests.unit.diagnosis.recorded_hangs import C10D, SITE, dump_of, evidence, evidence_of, look_of, native
@@ -435,3 +446,18 @@ def test_a_collective_that_a_gpu_waits_in_is_none_of_its_computations() -> None:
     assert external(job(*ON_GPU, **DRIVER)) == ()
     stuck = (recorder(0, "all_reduce", completed=0), recorder(1, "all_reduce", completed=0))
     assert external(recorded(ON_GPU, ON_GPU, recorders=stuck)) == ()
+
+
+def test_a_call_that_a_rank_only_has_posted_does_not_make_its_wait_for_a_server_certain() -> None:
+    """Rank 0 has posted an ``irecv`` and asks a server; rank 1, which is to send, waits for it in a collective."""
+    posted = CollectiveCall(1, "recv 0<-1", "[[4]]", retired=False, is_p2p=True, created_ns=1, nth=1)
+    receives = GroupProgress("gloo:0", "default_pg", (0, 1), -1, -1, -1, (posted,))
+    recorders = (RankCollectives(0, (receives,)), recorder(1, "all_reduce", completed=0, ranks=(0, 1)))
+
+    def found(look: dict[str, Any]) -> tuple[int, ...]:
+        return external(recorded((LOAD,), IN_STEP, looks={0: look}, recorders=recorders))
+
+    assert found({**RECV, "waits": waits(100, addresses=("10.9.9.9:5432",))}) == (0,)
+    assert found({**FLOCK, "waits": waits(100, outside=True)}) == (0,)
+    # It may ask in a loop whether the call is over.
+    assert found(SLEEP) == ()

@@ -203,14 +203,30 @@ def test_two_groups_of_the_same_ranks_and_description_are_told_apart_by_the_orde
     assert [len(stand.progress) for stand in found.groups] == [2, 2]
 
 
-def test_a_gather_of_two_roots_is_told() -> None:
-    """Each rank that takes itself for the root has room for what comes."""
-    world = Mesh(3, ((0, 1, 2),), ("default_pg",), (0,))
-    gather = Step("call", 0, "gather", 4, root=0)
-    programs = [[gather], [gather], [gather._replace(root=2)]]
-    found = findings_of(Job(world, programs), PLAIN)
-    assert found.lines[0] == ("ranks 0, 2 each call themselves the root of gather, collective 1 of group default_pg")
+ROOTED = pytest.mark.parametrize("op", ["gather", "scatter"])
+BACKEND = pytest.mark.parametrize("backend", ["nccl", "nccl2"])
+WORLD = Mesh(3, ((0, 1, 2),), ("default_pg",), (0,))
+
+
+@ROOTED
+@BACKEND
+def test_a_gather_of_two_roots_is_told(op: str, backend: str) -> None:
+    """Each rank that takes itself for the root has room for what comes, or what is to be sent."""
+    call = Step("call", 0, op, 4, root=0)
+    programs = [[call], [call], [call._replace(root=2)]]
+    found = findings_of(Job(WORLD, programs), PLAIN._replace(backend=backend))
+    assert found.lines[0] == (f"ranks 0, 2 each call themselves the root of {op}, collective 1 of group default_pg")
     assert found.culprits == (0, 2)
+
+
+@ROOTED
+@BACKEND
+def test_a_gather_that_all_have_called_with_one_root_is_no_mismatch(op: str, backend: str) -> None:
+    """NCCL records an undefined tensor where a rank has none."""
+    job = Job(WORLD, [[Step("call", 0, op, 4, root=0), SYNC]] * 3, [Fault(1, "gpu", 0)])
+    found = findings_of(job, PLAIN._replace(backend=backend))
+    assert not found.mismatched
+    assert [one.waiting for one in found.stuck] == [(0, 1, 2)]
 
 
 def test_another_type_is_told_with_its_name() -> None:
@@ -229,5 +245,15 @@ def test_a_rank_whose_recorder_has_failed_is_the_first_suspect() -> None:
     recorders = [
         RankCollectives(rank, read_groups(dump(job, rank, PLAIN), "dump_nccl_trace_json")) for rank in range(4)
     ]
-    recorders[2] = recorders[2]._replace(incomplete="NCCL's recorder has not sent its calls: status 500")
+    recorders[2] = recorders[2]._replace(incomplete="NCCL's recorder has not sent its calls", has_failed=True)
     assert compare(recorders, range(4)).suspects == (2,)
+
+
+def test_a_rank_whose_recorder_was_only_slow_is_no_suspect() -> None:
+    """It has not sent all in its share of the time."""
+    job = Job(WORLD, [[Step("call", 0, "all_reduce", 4), SYNC]] * 3, [Fault(1, "gpu", 0)])
+    recorders = [
+        RankCollectives(rank, read_groups(dump(job, rank, PLAIN), "dump_nccl_trace_json")) for rank in range(3)
+    ]
+    recorders[2] = recorders[2]._replace(incomplete="NCCL's recorder has not sent the calls that are over")
+    assert compare(recorders, range(3)).suspects == (0, 1, 2)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from saferun.linux.poller import Poller
-from saferun.watchdog.flight_recorder_seq import NumbersQuery, numbers_of_calls
+from saferun.watchdog.flight_recorder_seq import NumbersQuery, numbers_from, numbers_of_calls
 
 
 def calls_of(*calls: tuple[int, int, str, bool, bool]) -> bytes:
@@ -55,6 +55,87 @@ def test_a_recorder_of_a_backend_s_own_tells_by_its_calls(
 @pytest.mark.parametrize("text", [b"", b'{"collective_seq_id"' + b"[" * 100_000 + b'}],"nccl_comm_state"', b"\xff" * 9])
 def test_what_holds_no_calls_is_none(text: bytes) -> None:
     assert numbers_of_calls(text, "nccl2") is None
+
+
+def made_as_one(*calls: tuple[str, bool, int, int, bool]) -> bytes:
+    """The same with numbers: (op, between two ranks, collective's number, transfer's number, off the list)."""
+    entries = [
+        {
+            "collective_seq_id": number,
+            "is_p2p": is_p2p,
+            "p2p_seq_id": transfer,
+            "pg_id": 0,
+            "profiling_name": f"nccl:{op}",
+            "record_id": record,
+            "retired": retired,
+            "state": "scheduled",
+        }
+        for record, (op, is_p2p, number, transfer, retired) in enumerate(calls, start=1)
+    ]
+    return json.dumps({"entries": entries, "nccl_comm_state": {}}, separators=(",", ":")).encode()
+
+
+SINGLE_SEND = ("send 0->1", True, 7, 2, True)
+BATCH = (("send 0->1", True, 7, 3, False), ("recv 0<-1", True, 7, 3, False))
+UNEVEN = (("_broadcast_oop", False, 8, 3, False), ("_broadcast_oop", False, 8, 3, False))
+
+
+@pytest.mark.parametrize(
+    ("calls", "numbers"),
+    [
+        ([SINGLE_SEND, *BATCH, ("coalesced", False, 7, 3, True)], (4, 4)),
+        ([SINGLE_SEND, *BATCH, ("coalesced", False, 7, 3, False)], (4, 3)),
+        # A collective that waits has the number of the batch's entry, and is none of its members.
+        ([("all_reduce", False, 7, 2, False), *BATCH, ("coalesced", False, 7, 3, True)], (4, 0)),
+        ([*UNEVEN, ("coalesced", False, 8, 3, True), ("all_reduce", False, 9, 3, True)], (4, 4)),
+        ([*UNEVEN, ("coalesced", False, 8, 3, False)], (3, 2)),
+        ([*UNEVEN, ("all_gather_into_tensor_coalesced", False, 8, 3, True)], (3, 3)),
+        # A send with the newest number of sends is no member of a collective.
+        (
+            [
+                SINGLE_SEND,
+                ("send 0->1", True, 7, 3, False),
+                ("reduce_scatter_tensor_coalesced", False, 8, 3, True),
+            ],
+            (3, 1),
+        ),
+    ],
+)
+def test_calls_that_were_made_as_one_have_the_state_of_the_entry_behind_them(
+    calls: list[tuple[str, bool, int, int, bool]], numbers: tuple[int, int]
+) -> None:
+    """The members of a batch are never retired, nor those of an uneven all_gather."""
+    assert numbers_of_calls(made_as_one(*calls), "nccl") == {"0": numbers}
+
+
+def calls_and(status: bytes, *calls: tuple[int, int, str, bool, bool]) -> bytes:
+    """A whole answer."""
+    return calls_of(*calls) + status
+
+
+def test_a_group_of_which_the_answer_holds_no_call_keeps_its_numbers() -> None:
+    """Only the end of a long answer is read: the open call may have been cut off, behind many of another group."""
+    status = (
+        b'"pg_status":{"0":{"last_enqueued_collective":"7","last_completed_collective":"6"},'
+        b'"1":{"last_enqueued_collective":"900","last_completed_collective":"900"}}'
+    )
+    answer = calls_and(status, *((number, 1, "gloo:all_reduce", False, True) for number in range(50)))
+    assert numbers_from(answer) == {"0": (7, 6), "1": (900, 900)}
+
+
+def test_a_first_receive_that_never_ends_is_open() -> None:
+    """No transfer of the group has ended that would show that such calls are retired at all."""
+    status = b'"pg_status":{"0":{"last_enqueued_collective":"1","last_completed_collective":"-1"}}'
+    assert numbers_from(calls_and(status, (1, 0, "gloo:recv 0<-1", True, False))) == {"0": (1, -1)}
+
+
+@pytest.mark.parametrize(("is_over", "numbers"), [(True, (7, 7)), (False, (7, 6))])
+def test_gloo_s_numbers_count_as_open_only_if_a_call_is(is_over: bool, numbers: tuple[int, int]) -> None:
+    """The last completed number is assigned in the order in which calls end: 7 may have ended before 6."""
+    calls = calls_of((8, 0, "gloo:all_reduce", False, True), (9, 0, "gloo:all_reduce", False, is_over))
+    status = b'"pg_status":{"0":{"last_enqueued_collective":"7","last_completed_collective":"6"}}'
+    assert numbers_from(calls + status) == {"0": numbers}
+    assert numbers_from(status) == {"0": (7, 6)}
 
 
 def asked_of(answers: dict[str, bytes], directory: Path) -> tuple[list[str], list[tuple[int, int]]]:
