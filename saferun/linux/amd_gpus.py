@@ -34,7 +34,6 @@ def read_amd_sysfs(snapshot: Snapshot, ours: frozenset[int], sysfs_root: str = "
     devices = [f"{drm}/{name}/device" for name in sorted(cards, key=lambda name: int(name[4:]))]
     amd = [device for device in devices if read_line(f"{device}/vendor") == _AMD]
     for index, device in enumerate(amd):
-        snapshot.step = SYSFS_STEP
         gpu: JsonObject = {"index": index, "pci": os.path.basename(os.path.realpath(device))}
         snapshot.gpus.append(gpu)
         for key, name in (

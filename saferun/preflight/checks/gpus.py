@@ -161,7 +161,8 @@ def _unusable(
     too_few: Sequence[_Fault],
 ) -> Iterable[str]:
     """What ranks that use GPUs cannot work with; not what is merely worth a repair."""
-    if content.get("unusable") or _is_stuck(content):
+    hides_all = any(context.environ.get(name, "0") in {"", "-1"} for name in _MASKS)
+    if content.get("unusable") or (_is_stuck(content) and not hides_all):
         yield "the driver"
     elif too_few:
         yield f"{count_text(context.nproc - len(visible or ()), 'GPU')} too few"

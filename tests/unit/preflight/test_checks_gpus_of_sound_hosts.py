@@ -93,6 +93,8 @@ def test_one_call_that_lasts_blames_the_host(root: Root, monkeypatch: pytest.Mon
     assert (result.class_name, result.message) == ("gpu_hardware_error", "the GPUs' driver does not answer (nvmlInit)")
     assert blamed(result)
     assert dict(result.facts)[UNUSABLE] == "the driver"
+    of_cpus = launch(root, nproc=1)._replace(environ={"CUDA_VISIBLE_DEVICES": ""})
+    assert UNUSABLE not in dict(check_gpus(of_cpus).facts)
 
 
 def test_the_time_of_a_call_begins_with_the_call() -> None:
