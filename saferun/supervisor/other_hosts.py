@@ -183,8 +183,8 @@ def on_abort_on_the_way_out(launch: LaunchState, event: JobAborted) -> list[Acti
         launch.attempt.others.cut_off = CutOff()
     elif not isinstance(ending, Regroup) or launch.stop_signum is None:
         launch.add_ending(ending)
-        is_short = attempt.ending is ending and isinstance(ending, Regroup) and launch.state is State.CAPTURING
-        if is_short and launch.deadline is not None:
+        meets_again = attempt.ending is ending and isinstance(ending, Regroup) and launch.state is State.CAPTURING
+        if meets_again and launch.deadline is not None:
             # The others have begun to meet again, and wait for this host.
             launch.enter(State.CAPTURING, min(launch.deadline, event.at + CAPTURE_BEFORE_SIGNAL_S))
     return [*announced, *stop_waiting_for_orphans(launch, event.at)]

@@ -18,6 +18,7 @@ from saferun.linux.procfs import read_name
 from saferun.linux.signals import SURVIVED
 from tests.breadth import slow_but
 from tests.process.launching import Job, kill, kill_reapers, parent_of, read_stat, running, until
+from tests.process.test_stop_order import PREEMPTED
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,37 +117,25 @@ def test_a_signal_that_is_to_stop_the_job_stops_it(tmp_path: Path) -> None:
         assert "SIGUSR1: stopping 2 ranks" in job.err
 
 
-HAS_GRACE = """
-from rank import *
-def save(signum, frame):
-    tell(signal.Signals(signum).name)
-    await_release("saved")
-    sys.exit(0)
-signal.signal(signal.SIGTERM, save)
-tell("ready")
-await_release("end")
-"""
-
-
 def test_ctrl_c_that_is_not_handled_leaves_the_ranks_their_grace(tmp_path: Path) -> None:
     """Torchrun ends by KeyboardInterrupt, and sends SIGTERM on its way out; here the ranks were killed."""
-    with running(tmp_path, HAS_GRACE, "--signals-to-handle", "SIGTERM,SIGUSR1", nproc=2) as job:
+    with running(tmp_path, PREEMPTED, "--signals-to-handle", "SIGTERM,SIGUSR1", nproc=2) as job:
         job.hear("ready", 2)
         job.send(signal.SIGINT)
         job.hear("SIGTERM", 2)
-        job.release("saved")
+        job.release("written")
         assert job.wait() == 130
         assert "SIGINT: stopping 2 ranks, SIGKILL follows in " in job.err
 
 
 def test_a_second_ctrl_c_that_is_not_handled_ends_the_grace(tmp_path: Path) -> None:
     """As of one that is."""
-    with running(tmp_path, HAS_GRACE, "--signals-to-handle", "SIGTERM", nproc=2) as job:
+    with running(tmp_path, PREEMPTED, "--signals-to-handle", "SIGTERM", nproc=2) as job:
         job.hear("ready", 2)
         job.send(signal.SIGINT)
         job.hear("SIGTERM", 2)
         until(lambda: "or at the next Ctrl-C" in job.err, "the user is told")
-        time.sleep(0.6)
+        time.sleep(0.6)  # two at the same moment are one
         job.send(signal.SIGINT)
         assert job.wait() == 130
         assert "SIGINT: killing 2 ranks" in job.err
