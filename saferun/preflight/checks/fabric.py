@@ -98,7 +98,7 @@ def check_fabric(context: CheckContext) -> CheckResult:
     """Whether the ports of this host's RDMA devices are as good as each other.
 
     One host needs none, and without GPUs they only serve TCP. A port that is down by itself is no fault: most
-    hosts have some that were never connected. It is reported where others of the same make are up (the second one of a
+    hosts have some that were never connected. It is reported where others of the same make are up (the second one of an
     adapter: where another adapter of that make has both up), or where NCCL_IB_HCA names it.
     """
     ports = read_ports(context.root)
@@ -165,7 +165,7 @@ def _judge_down(ports: Sequence[Port], *, is_named: bool) -> CheckResult | None:
 
 
 def _is_unused(port: Port, ports: Sequence[Port]) -> bool:
-    """Whether a port is the second one of a adapter, and on no adapter of that make both are in use."""
+    """Whether a port is the second one of an adapter, and on no adapter of that make both are in use."""
     adapters: dict[str, list[bool]] = {}
     for one in ports:
         if (one.board, one.layer) == (port.board, port.layer):
