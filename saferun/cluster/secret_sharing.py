@@ -19,6 +19,7 @@ import hmac
 import json
 import os
 import queue
+import select
 import socket
 import threading
 from collections.abc import Callable
@@ -37,6 +38,8 @@ _LONGEST_CONTENT = 1024
 _LONGEST_NAME = 1024
 # A file system that takes longer is no way to share a secret.
 _FILE_S = 2.0
+# For so long the process waits for the next request. Hosts that meet ask within moments of each other.
+_IDLE_S = 10.0
 
 # A call still waits for a file system: no other one is made to wait with it.
 _is_waiting = threading.Event()
@@ -213,22 +216,31 @@ def _bounded(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever it retu
 # The process
 
 
-def serve(connection: socket.socket, munge: Munge | Callable[[], Munge | None] | None = find_munge) -> None:
+def serve(
+    connection: socket.socket,
+    munge: Munge | Callable[[], Munge | None] | None = find_munge,
+    *,
+    idle_s: float = _IDLE_S,
+) -> None:
     """Answer requests, one JSON line each, until the other side is gone; then remove what was made.
 
     ``offer {secret, run_id, job, ttl_s, base}`` is answered by ``{text, why, made}``; ``take {offer, run_id, job,
     base}`` by ``{secret, why}``, where the secret is empty if there is none; ``withdraw`` by ``{}``. Each answer
-    repeats ``id``.
+    repeats ``id``. ``{exits}`` is the last line of a process that nobody has asked for a while.
 
     Args:
-        connection: to whoever asks, in blocking mode.
+        connection: to whoever asks, in blocking mode. The next request comes after the answer to the one before.
         munge: the programs of MUNGE; or what looks for them.
+        idle_s: for how long to wait for a request, while there is nothing to remove.
     """
     made: list[tuple[str, str]] = []
     parent_pid = os.getppid()
     try:
         with connection, connection.makefile("rwb") as lines:
-            for line in lines:
+            while made or _is_readable(connection, idle_s):
+                line = lines.readline()
+                if not line:
+                    return
                 request = json.loads(line)
                 # What has made a file lives to remove it, whoever is killed.
                 outlive_parent()
@@ -237,11 +249,18 @@ def serve(connection: socket.socket, munge: Munge | Callable[[], Munge | None] |
                     die_with_parent(parent_pid)
                 lines.write(json.dumps(answer).encode() + b"\n")
                 lines.flush()
+            lines.write(b'{"exits": true}\n')
     except OSError:
         pass  # the other side is gone
     finally:
         for base, name in made:
             withdraw(base, name)
+
+
+def _is_readable(connection: socket.socket, timeout_s: float) -> bool:
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
 
 
 def _answered(request: JsonObject, made: list[tuple[str, str]], munge: Munge | None) -> JsonObject:

@@ -1,8 +1,9 @@
 """The process that shares a job secret with other hosts (``cluster/secret_sharing.py``), as the coordinator sees it.
 
 It is forked before torch is imported, while the coordinator is small and has no threads, and imports what it needs
-beside that: so the rendezvous of the hosts waits for nothing but the call of munge. Whatever becomes of it, there is no
-secret then, and the job goes on.
+beside that: so the rendezvous of the hosts waits for nothing but the call of munge. When nobody has asked for a while,
+which is soon after the hosts have met, it exits and gives its memory back; hosts that meet again start another one.
+Whatever becomes of it, there is no secret then, and the job goes on.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import signal
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -38,24 +40,34 @@ class SecretProcess:
     def __init__(self, close_fds: Sequence[int] = (), serve: Callable[[socket.socket], None] | None = None) -> None:
         self._lock = threading.Lock()
         self._number = 0
+        self._close_fds = tuple(close_fds)
+        self._serve = serve
         self._line: socket.socket | None = None
         self._buffer = MessageBuffer(_MOST_BYTES)
         self._pid = -1
+        self._start()
+        if self._pid > 0:
+            with suppress(RuntimeError):  # a zombie, as long as this process lives
+                threading.Thread(target=_reap, args=(self._pid,), daemon=True).start()
+
+    def _start(self) -> None:
         parent_pid = os.getpid()
         try:
             ours, theirs = socket.socketpair()
         except OSError:
             return
         try:
-            self._pid = os.fork()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of threads, of which the process needs none
+                self._pid = os.fork()
         except OSError:
             ours.close()
             theirs.close()
             return
         if self._pid == 0:
-            _run(parent_pid, theirs.detach(), (ours.fileno(), *close_fds), serve)
+            _run(parent_pid, theirs.detach(), (ours.fileno(), *self._close_fds), self._serve)
         theirs.close()
-        self._line = ours
+        self._line, self._buffer = ours, MessageBuffer(_MOST_BYTES)
 
     @property
     def pid(self) -> int:
@@ -106,18 +118,29 @@ class SecretProcess:
 
     def _ask(self, **request: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
         with self._lock:
-            if self._line is None:
-                return {"why": "the process that shares the secret is gone"}
             self._number += 1
-            try:
-                self._line.settimeout(_ANSWER_S)
-                self._line.sendall(json.dumps({**request, "id": self._number}).encode() + b"\n")
-                return self._answer(self._line)
-            except (OSError, ValueError):
-                # It is not asked again: an answer that comes late could be taken for another one.
-                self._line.close()
-                self._line = None
-                return {"why": "the process that shares the secret does not answer"}
+            content = json.dumps({**request, "id": self._number}).encode() + b"\n"
+            for _ in range(2):
+                answer = self._exchange(content)
+                if "exits" not in answer:
+                    return answer
+                self._restart()
+            return {"why": "the process that shares the secret exits at once"}
+
+    def _exchange(self, content: bytes) -> dict[str, Any]:
+        line = self._line
+        if line is None:
+            return {"why": "the process that shares the secret is gone"}
+        try:
+            line.settimeout(_ANSWER_S)
+            with suppress(BrokenPipeError, ConnectionResetError):  # the last that it has said is still to be read
+                line.sendall(content)
+            return self._answer(line)
+        except (OSError, ValueError):
+            # It is not asked again: an answer that comes late could be taken for another one.
+            line.close()
+            self._line = None
+            return {"why": "the process that shares the secret does not answer"}
 
     def _answer(self, line: socket.socket) -> dict[str, Any]:
         give_up_at = time.monotonic() + _ANSWER_S
@@ -129,9 +152,35 @@ class SecretProcess:
             if found is None:
                 raise OSError("no answer")
             answers = found
-        if answers[0].get("id") != self._number:
+        if answers[0].get("id") != self._number and "exits" not in answers[0]:
             raise ValueError("another answer")
         return answers[0]
+
+    def _restart(self) -> None:
+        """Start another process in the place of one that has exited because nobody asked."""
+        if self._line is not None:
+            self._line.close()
+        self._line, self._pid = None, -1
+        has_started = threading.Event()
+
+        def keep() -> None:
+            # The kernel ends the process when the thread that has forked it exits.
+            try:
+                self._start()
+                pid = self._pid
+            finally:
+                has_started.set()
+            _reap(pid)
+
+        with suppress(RuntimeError):
+            threading.Thread(target=keep, daemon=True).start()
+            has_started.wait()
+
+
+def _reap(pid: int) -> None:
+    if pid > 0:
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
 
 
 def _run(parent_pid: int, fd: int, close_fds: Sequence[int], serve: Callable[[socket.socket], None] | None) -> None:

@@ -136,9 +136,11 @@ def _serve_several(
 def _import_cipher() -> None:
     from saferun.cluster.secret import JobSecret
     from saferun.cluster.signed import CannotSealError, Signer
+    from saferun.linux.heap import trim_heap
 
     with suppress(CannotSealError):
         Signer(JobSecret(bytes(32)), "").protect("r0/host/0", b"")  # with all that it imports
+    trim_heap()
 
 
 class _Service:

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -382,6 +383,106 @@ def test_a_process_that_is_gone_is_no_secret(share: Share, base: str) -> None:
     sharing.withdraw()
     sharing.close()
     sharing.close()
+
+
+def until_reaped(sharing: SecretProcess) -> None:
+    until_gone(f"/proc/{sharing.pid}")
+
+
+def sharing_that_exits_soon(share: Share) -> SecretProcess:
+    sharing = share(serve=functools.partial(serve, munge=None, idle_s=0.01))
+    sharing._serve = functools.partial(serve, munge=None)  # of the next one, which stays
+    return sharing
+
+
+def test_a_process_that_nobody_asks_exits_and_the_next_request_starts_another_one(share: Share, base: str) -> None:
+    """The hosts have met: it is needed no more, until they meet again."""
+    offer = share().offer(SECRET, *NAMES, 300, base)["text"]
+    sharing = sharing_that_exits_soon(share)
+    first = sharing.pid
+    until_reaped(sharing)
+    assert sharing.take(offer, *NAMES, base) == (SECRET, "")
+    second = sharing.pid
+    assert second not in {first, -1}
+    assert sharing.take(offer, *NAMES, base) == (SECRET, "")
+    assert sharing.pid == second
+    sharing.close()
+    until_gone(f"/proc/{second}")
+
+
+def test_a_process_that_has_a_file_to_remove_waits_for_it(share: Share, base: str) -> None:
+    """The last host may come after minutes."""
+    leader = share(serve=functools.partial(serve, munge=None, idle_s=0.01))
+    offer = leader.offer(SECRET, *NAMES, 300, base)
+    path, pid = offer["made"][0], leader.pid
+    time.sleep(0.1)
+    assert share().take(offer["text"], *NAMES, base) == (SECRET, "")
+    assert leader.pid == pid
+    leader.withdraw()
+    assert not os.path.exists(path)
+    until_reaped(leader)
+
+
+def test_the_next_process_stays_when_the_thread_that_has_asked_exits(share: Share, base: str) -> None:
+    """Each rendezvous has a thread of its own, and the kernel ends a process with the thread that has forked it."""
+    sharing = sharing_that_exits_soon(share)
+    until_reaped(sharing)
+    made: list[str] = []
+    thread = threading.Thread(target=lambda: made.append(sharing.offer(SECRET, *NAMES, 300, base)["made"][0]))
+    thread.start()
+    thread.join()
+    second = sharing.pid
+    assert share().take(json.dumps({"file": os.path.basename(made[0])}), *NAMES, base) == (SECRET, "")
+    sharing.withdraw()
+    assert os.listdir(base) == [".gitignore"]
+    assert sharing.pid == second
+
+
+def test_where_no_other_process_can_be_started_there_is_no_secret(
+    share: Share, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit on processes has been reached since."""
+    offer = share().offer(SECRET, *NAMES, 300, base)["text"]
+    sharing = sharing_that_exits_soon(share)
+    until_reaped(sharing)
+
+    def fail() -> int:
+        raise BlockingIOError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fork", fail)
+        assert sharing.take(offer, *NAMES, base) == (b"", "the process that shares the secret is gone")
+    assert sharing.pid == -1
+
+
+def test_where_no_thread_can_be_started_for_another_process_there_is_no_secret(
+    share: Share, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above."""
+    sharing = sharing_that_exits_soon(share)
+    until_reaped(sharing)
+
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        assert sharing.offer(SECRET, *NAMES, 300, base) == {"why": "the process that shares the secret is gone"}
+
+
+def test_a_request_that_comes_as_the_process_exits_is_asked_again(share: Share, base: str) -> None:
+    """Its last line is no answer."""
+
+    def exit_when_asked(connection: socket.socket) -> None:
+        connection.recv(4096)
+        connection.sendall(b'{"exits": true}\n')
+
+    offer = share().offer(SECRET, *NAMES, 300, base)["text"]
+    sharing = share(serve=exit_when_asked)
+    sharing._serve = functools.partial(serve, munge=None)
+    assert sharing.take(offer, *NAMES, base) == (SECRET, "")
+    sharing = share(serve=exit_when_asked)
+    assert sharing.take(offer, *NAMES, base) == (b"", "the process that shares the secret exits at once")
 
 
 @pytest.mark.parametrize("said", [b"null\n", b"{}\n", b'{"id": 7}\n', b"\xff\n", b"x" * (1 << 20), b""])
