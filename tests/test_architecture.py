@@ -444,14 +444,14 @@ def test_nothing_imports_the_coordinator() -> None:
 def test_the_coordinator_knows_only_the_ground_floor() -> None:
     """It shares values, errors and decoders with the supervisor.
 
-    Of what does something: the closing of descriptors, the order of its module search path, and what /proc has of a
-    process that is stuck.
+    Of what does something: the closing of descriptors, memory that is given back, the order of its module search path,
+    and what /proc has of a process that is stuck.
 
     What ``secret_process`` imports it imports in a process of its own, forked before the coordinator imports torch.
     """
     forked = {"saferun.linux.prctl", "saferun.cluster.secret_sharing"}
     texts = {f"saferun.text.{name}" for name in ("decoding", "framing", "master_port", "typed_json", "wording")}
-    system = {f"saferun.linux.{name}" for name in ("descriptors", "procfs", "search_path", "stuck")}
+    system = {f"saferun.linux.{name}" for name in ("descriptors", "heap", "procfs", "search_path", "stuck")}
     shared = {f"saferun.cluster.{name}" for name in ("join_messages", "messages", "secret", "signed", "silence")}
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: imports {module}"

@@ -226,10 +226,10 @@ def serve(
 
     ``offer {secret, run_id, job, ttl_s, base}`` is answered by ``{text, why, made}``; ``take {offer, run_id, job,
     base}`` by ``{secret, why}``, where the secret is empty if there is none; ``withdraw`` by ``{}``. Each answer
-    repeats ``id``. ``{exits}`` is the last line of a process that nobody has asked for a while.
+    repeats ``id``. ``{exits}`` is the last line of a process that has had no request for a while.
 
     Args:
-        connection: to whoever asks, in blocking mode. The next request comes after the answer to the one before.
+        connection: to whoever asks, in blocking mode. A request comes after the answer to the last one.
         munge: the programs of MUNGE; or what looks for them.
         idle_s: for how long to wait for a request, while there is nothing to remove.
     """

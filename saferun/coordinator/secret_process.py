@@ -1,8 +1,8 @@
 """The process that shares a job secret with other hosts (``cluster/secret_sharing.py``), as the coordinator sees it.
 
 It is forked before torch is imported, while the coordinator is small and has no threads, and imports what it needs
-beside that: so the rendezvous of the hosts waits for nothing but the call of munge. When nobody has asked for a while,
-which is soon after the hosts have met, it exits and gives its memory back; hosts that meet again start another one.
+beside that: so the rendezvous of the hosts waits for nothing but the call of munge. After a while without a request,
+soon after the hosts have met, it exits and gives its memory back; hosts that meet again start another one.
 Whatever becomes of it, there is no secret then, and the job goes on.
 """
 
@@ -157,7 +157,7 @@ class SecretProcess:
         return answers[0]
 
     def _restart(self) -> None:
-        """Start another process in the place of one that has exited because nobody asked."""
+        """Start another process in the place of one that has exited for want of requests."""
         if self._line is not None:
             self._line.close()
         self._line, self._pid = None, -1
