@@ -85,14 +85,14 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
     own = [case for case in stopped_with_errors if case.end.rank not in begun]
     # They have the root's error, and saferun stopped them before they ended by themselves.
     alike = [case for case in own if cases and case.end is not cases[0].end and is_alike(case, cases[0])]
-    verdict = _judge(evidence, hosts, [*cases, *alike], findings, waits) if cases and ended is None else None
-    first = verdict.first if verdict is not None else None
-    cause = ended.cause if ended is not None else verdict.cause if verdict is not None else None
+    judgement = _judge(evidence, hosts, [*cases, *alike], findings, waits) if cases and ended is None else None
+    first = judgement.first if judgement is not None else None
+    cause = ended.cause if ended is not None else judgement.cause if judgement is not None else None
     if evidence.stop_signum is not None:
         cause = _scheduler(evidence) or (ended and ended.cause)
     elif evidence.error and ended is None:
         cause = None
-    victims = _victims(cases, verdict) if ended is None else _collateral(cases)
+    victims = _victims(cases, judgement) if ended is None else _collateral(cases)
     by_signal = ended_by_signal(evidence, ended)
     if first is not None or ended is not None:
         victims = tuple(sorted({*victims, *_collateral(own)} - by_signal))
@@ -103,7 +103,7 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
     waits = tuple(wait for wait in waits if wait.rank not in failures or wait.found.kind not in _AT_ITS_END)
     its_process = (first.rank, first.pid) if first is not None else None
     core = next((core for core in evidence.cores if (core.rank, core.pid) == its_process), None)
-    headline = _headline(evidence, ended, verdict)
+    headline = _headline(evidence, ended, judgement)
     is_late = bool(cases) and cases[0].role is Role.TIMEOUT
     return Diagnosis(
         headline=headline,
@@ -231,13 +231,13 @@ def _early_exit(
     failed = [case.end.rank for case in cases if case.role is Role.TIMEOUT]
     if not findings.culprits and not not_busy(idle(waits, failed), root.cause):
         return early
-    verdict = _timed_out(evidence, hosts, cases, findings, waits)
+    judgement = _timed_out(evidence, hosts, cases, findings, waits)
     ended = {end.rank for end in evidence.ends if end.status.ok}
-    if not {*verdict.cause.ranks} - ended - {root.end.rank}:
+    if not {*judgement.cause.ranks} - ended - {root.end.rank}:
         return early
     if findings.culprits and _are_strangers(evidence, early.cause.ranks):
-        return verdict
-    return with_early_exit(evidence, hosts, verdict, early)
+        return judgement
+    return with_early_exit(evidence, hosts, judgement, early)
 
 
 def _are_strangers(evidence: Evidence, ranks: Sequence[int]) -> bool:
@@ -322,12 +322,12 @@ def _victims_only(evidence: Evidence, hosts: Hosts, root: Case) -> Judgement:
     return Judgement(cause, f"{_first_line(evidence, hosts, root)}; {where}", root.end)
 
 
-def _victims(cases: Sequence[Case], verdict: Judgement | None) -> tuple[int, ...]:
-    if verdict is None:
+def _victims(cases: Sequence[Case], judgement: Judgement | None) -> tuple[int, ...]:
+    if judgement is None:
         return ()
-    if verdict.cause.class_name in NETWORK_CLASSES:
+    if judgement.cause.class_name in NETWORK_CLASSES:
         return _collateral(cases)
-    blamed = set(verdict.cause.ranks)
+    blamed = set(judgement.cause.ranks)
     is_culprit = cases[0].role is Role.CULPRIT
     return tuple(
         sorted(
@@ -347,16 +347,16 @@ def _collateral(cases: Sequence[Case]) -> tuple[int, ...]:
 # ------------------------------------------------------------------------------------------------------------- messages
 
 
-def _headline(evidence: Evidence, ended: Judgement | None, verdict: Judgement | None) -> str:
+def _headline(evidence: Evidence, ended: Judgement | None, judgement: Judgement | None) -> str:
     if ended is not None:
         return ended.headline
     if evidence.error:
         return evidence.error
     if evidence.stop_signum is not None:
         return f"stopped by {signal_name(evidence.stop_signum)}"
-    if verdict is None:
+    if judgement is None:
         return "the attempt failed, and no rank ended badly by itself"
-    return verdict.headline
+    return judgement.headline
 
 
 def _first_line(evidence: Evidence, hosts: Hosts, case: Case, how: str = "", message: str | None = None) -> str:

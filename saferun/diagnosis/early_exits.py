@@ -126,9 +126,9 @@ def _caught_advice(cause: Cause) -> str:
     return f"{_CAUGHT_ADVICE}; where it had got over that error: {ADVICE}"
 
 
-def with_early_exit(evidence: Evidence, hosts: Hosts, verdict: Judgement, early: Judgement) -> Judgement:
-    """A verdict about ranks that stayed away, with those that had ended before: which were needed is not known."""
-    cause, ranks = verdict.cause, early.cause.ranks
+def with_early_exit(evidence: Evidence, hosts: Hosts, judgement: Judgement, early: Judgement) -> Judgement:
+    """A judgement about ranks that stayed away, with those that had ended before: which were needed is not known."""
+    cause, ranks = judgement.cause, early.cause.ranks
     ends = sorted((end for end in evidence.ends if end.rank in ranks), key=lambda end: end.time)
     # The message is about one that had printed an error, where one had.
     first = next((one.failure.end for one in caught_errors(evidence, hosts, ends)), ends[0])
@@ -138,4 +138,4 @@ def with_early_exit(evidence: Evidence, hosts: Hosts, verdict: Judgement, early:
     tail = f"{head}: {early.cause.message.partition(_NEEDED)[0]}{more}"
     advice = f"{cause.advice}; where {ranks_text(ranks)} {'was' if len(ranks) == 1 else 'were'} needed as well, "
     cause = cause._replace(ranks=tuple(sorted({*cause.ranks, *ranks})), advice=f"{advice}{early.cause.advice}")
-    return verdict._replace(cause=cause, headline=f"{verdict.headline}; {tail}")
+    return judgement._replace(cause=cause, headline=f"{judgement.headline}; {tail}")

@@ -75,15 +75,15 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
     nccl = NcclFindings(evidence, hosts)
     errors = LastErrors(evidence)
     case = _Case(evidence, hosts, findings, after_errors(waits, errors, evidence))
-    verdict = nccl.quoted(with_failed_gpus(case.judge(), hosts, ranks))
-    cause = verdict.cause
+    judgement = nccl.quoted(with_failed_gpus(case.judge(), hosts, ranks))
+    cause = judgement.cause
     cause = cause._replace(proof=cause.proof or nccl.proof(cause.ranks))
-    cause, printed = printed_last(evidence, errors, cause, verdict.headline)
-    lines = [*silent_lines(hosts, verdict.headline)]
-    in_headline = {circle.message for circle in findings.circles if circle.steps in verdict.headline}
-    in_headline.update(line for line in findings.shown_lines if line in verdict.headline)
-    lines += [*verdict.findings, *(line for line in findings.shown_lines if line not in in_headline)]
-    lines += [line for line in nccl.lines if line not in verdict.headline]
+    cause, printed = printed_last(evidence, errors, cause, judgement.headline)
+    lines = [*silent_lines(hosts, judgement.headline)]
+    in_headline = {circle.message for circle in findings.circles if circle.steps in judgement.headline}
+    in_headline.update(line for line in findings.shown_lines if line in judgement.headline)
+    lines += [*judgement.findings, *(line for line in findings.shown_lines if line not in in_headline)]
+    lines += [line for line in nccl.lines if line not in judgement.headline]
     lines += [
         *printed,
         *dead_threads(evidence, cause.ranks),
@@ -92,7 +92,7 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
         *unfinished(evidence),
     ]
     return Diagnosis(
-        headline=_headline(evidence.hang, verdict.headline),
+        headline=_headline(evidence.hang, judgement.headline),
         first_failure=None,
         output=None,
         also_failed=(),
@@ -281,8 +281,8 @@ class _Case:
         culprits = [wait for wait in suspects if severity_of(wait) == worst]
         others = [f"{self._names([wait.rank])} {wait.description}" for wait in living if wait not in culprits]
         proof = next((line for line in self._findings.lines if line in self._missing_lines(culprits)), "")
-        verdict = self._named(culprits, class_of(culprits[0]), proof)
-        return verdict._replace(findings=tuple(others[:_SHOWN_WAITS]))
+        judgement = self._named(culprits, class_of(culprits[0]), proof)
+        return judgement._replace(findings=tuple(others[:_SHOWN_WAITS]))
 
     def _suspects(self, living: Sequence[Wait]) -> Sequence[Wait]:
         """Ranks that are not seen to wait for others, less those that probably do."""

@@ -30,17 +30,17 @@ _MAYBE_GPU = frozenset(
 _RESET = "reset the GPU or reboot the host before it is used again"
 
 
-def with_failed_gpus(verdict: Judgement, hosts: Hosts, ranks: Iterable[int]) -> Judgement:
-    """The verdict, with a failed GPU as its cause where there is one.
+def with_failed_gpus(judgement: Judgement, hosts: Hosts, ranks: Iterable[int]) -> Judgement:
+    """The judgement, with a failed GPU as its cause where there is one.
 
     Args:
-        verdict: by the other evidence.
+        judgement: by the other evidence.
         hosts: of the job.
         ranks: all that are known.
     """
-    cause = verdict.cause
+    cause = judgement.cause
     if cause.class_name not in _MAYBE_GPU:
-        return verdict
+        return judgement
     suspects = [*cause.ranks] or [*ranks]
     errors = _fatal(hosts, suspects)
     owned: dict[int, GpuError] = {}
@@ -57,20 +57,20 @@ def with_failed_gpus(verdict: Judgement, hosts: Hosts, ranks: Iterable[int]) -> 
         found = cause._replace(
             class_name="hang_gpu", message=message, ranks=named, proof=error.line, advice=advice or _RESET
         )
-        findings = (*([cause.proof] if cause.proof else ()), *verdict.findings)
-        return verdict._replace(cause=found, headline=headline, findings=findings)
+        findings = (*([cause.proof] if cause.proof else ()), *judgement.findings)
+        return judgement._replace(cause=found, headline=headline, findings=findings)
     switch = next((error for _, error in errors if error.is_switch), None)
     if switch is None:
-        return verdict
+        return judgement
     what, advice = failure_text(switch)
     on_host = sorted({rank for rank, error in errors if error == switch})
     where = f"; NVSwitches connect the GPUs of {ranks_text(on_host)}" if on_host else ""
-    headline = f"{verdict.headline}; the kernel log has a fatal error: {what}{where}"
+    headline = f"{judgement.headline}; the kernel log has a fatal error: {what}{where}"
     proof = (cause.proof,) if cause.proof else ()
-    return verdict._replace(
+    return judgement._replace(
         cause=cause._replace(proof=switch.line, advice=advice),
         headline=headline,
-        findings=(*proof, *verdict.findings),
+        findings=(*proof, *judgement.findings),
     )
 
 

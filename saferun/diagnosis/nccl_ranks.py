@@ -62,12 +62,12 @@ class NcclFindings:
         named = {*ranks}
         return next((one.message for one in self._proofs if named.issuperset(one.ranks)), "")
 
-    def quoted(self, verdict: Judgement) -> Judgement:
-        """The verdict, with what is known of a rank where it names none."""
+    def quoted(self, judgement: Judgement) -> Judgement:
+        """The judgement, with what is known of a rank where it names none."""
         line = next((one.message for one in self._proofs), "")
-        if not line or verdict.cause.ranks or verdict.cause.class_name not in _NAMELESS:
-            return verdict
-        return verdict._replace(headline=f"{verdict.headline}; {line}")
+        if not line or judgement.cause.ranks or judgement.cause.class_name not in _NAMELESS:
+            return judgement
+        return judgement._replace(headline=f"{judgement.headline}; {line}")
 
     @property
     def _proofs(self) -> Iterable[NcclFinding]:
