@@ -239,8 +239,8 @@ class Job(JobSender, SharedStore):
 
         config, channel = self._config, self._channel
         last = self.current
-        succeeds = config.moves_leader and not self.leads and action.left_out == 0
-        self._after_loss = self._after_loss or succeeds
+        replaces_leader = config.moves_leader and not self.leads and action.left_out == 0
+        self._after_loss = self._after_loss or replaces_leader
         left_out = sorted({*last.lost, *last.lost_spares, *([action.left_out] if action.left_out >= 0 else ())})
         self._begin(JobAttempt(self._context))
         self._joining, self._joined_parts = True, JoinedParts()
@@ -268,7 +268,7 @@ class Job(JobSender, SharedStore):
             script=os.path.basename(config.command.name),
             sharing=SecretSharing(base, required=config.sign_messages == "required"),
             left_out=tuple(left_out) if config.hosts.spares and self.leads else (),
-            succeeds=succeeds,
+            replaces_leader=replaces_leader,
             has_met=self.joined_attempt >= 0,
         )
         message = {"op": "join", **request._asdict()}

@@ -133,7 +133,7 @@ class JoinRequest(Value):
         sharing: None: no secret is shared.
         withdrawal: None: the host takes part.
         spares: how many hosts beside the ``most`` of the job wait to take the place of one.
-        succeeds: whether the first host is gone or left out, so that a spare leads from now on.
+        replaces_leader: whether the first host is gone or left out, so that a spare leads from now on.
         left_out: on the leader: the hosts, by their numbers in the last attempt, that are not waited for any more.
         has_met: whether this process has met the other hosts of its job before.
     """
@@ -165,7 +165,7 @@ class JoinRequest(Value):
     sharing: SecretSharing | None = None
     withdrawal: Withdrawal | None = None
     spares: Number = 0
-    succeeds: bool = False
+    replaces_leader: bool = False
     left_out: Annotated[tuple[int, ...], list_of(Host, MOST_HOSTS)] = ()
     has_met: bool = False
 

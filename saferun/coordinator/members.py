@@ -41,7 +41,7 @@ class Members:
         self.left_out.clear()
         self._order += [seat for seat in self._started if seat not in self._order]
 
-    def succeed(self, order: Sequence[int], seat: int) -> None:
+    def replace_leader(self, order: Sequence[int], seat: int) -> None:
         """This host, of that seat, takes the place of the first one, which does not come again.
 
         Args:

@@ -43,7 +43,7 @@ class SpareRounds:
         self._is_first = not order
         self._rdzv: RendezvousRound | None = None  # that has begun last
         if order:
-            self._members.succeed(order, self._seat)
+            self._members.replace_leader(order, self._seat)
         self.replacements: tuple[Replacement, ...] = ()  # who has lost the place to whom in the last rendezvous
 
     def collection(self, rdzv: RendezvousRound, client: StoreClient, prefix: str, **more: Any) -> RecordCollection:  # noqa: ANN401

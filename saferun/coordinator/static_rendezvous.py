@@ -98,8 +98,8 @@ class StaticRendezvous:
         withdrawal = rdzv.request.withdrawal
         if withdrawal is not None:
             raise self._withdraw(rdzv, withdrawal)
-        if rdzv.request.succeeds and self._last is not None:
-            self._succeed(rdzv, self._last)
+        if rdzv.request.replaces_leader and self._last is not None:
+            self._replace_leader(rdzv, self._last)
         while not self._leads and rdzv.request.node_rank > 0:
             try:
                 return self._follow(rdzv, rdzv.request.node_rank)
@@ -132,9 +132,9 @@ class StaticRendezvous:
             if broken is not None:
                 self._client = connect_again(broken, self._finder.job)  # the spare that leads may be there
             if self._client is None:
-                self._succeed(rdzv, self._last)
+                self._replace_leader(rdzv, self._last)
 
-    def _succeed(self, rdzv: RendezvousRound, last: HostAssignment) -> None:
+    def _replace_leader(self, rdzv: RendezvousRound, last: HostAssignment) -> None:
         """The first host does not come again: one of the spares leads from now on, this one or another.
 
         It has all hosts that the job needs, or none starts a rank: of two that lead, one would be alone.

@@ -252,7 +252,7 @@ def _completed(launch: LaunchState, facts: FailureFacts | None) -> FailureFacts:
     elif others.is_stopped or launch.stopped_by:
         reason = f"stopped by {launch.stopped_by}" if launch.stopped_by else "stopped"
     elif others.cut_off is not None and not (launch.job.outlives_leader or is_transient or lost.class_name):
-        if _may_succeed(launch):
+        if _may_replace_leader(launch):
             return facts._replace(faulty=_lost_leader(launch, lost.what), is_start_over=None)
         reason = "the other hosts cannot be reached"
     elif lost.is_final or is_final(ending):
@@ -270,7 +270,7 @@ def _leaves_to_others(launch: LaunchState) -> bool:
     return has_left and has_others and is_awaited and not is_over
 
 
-def _may_succeed(launch: LaunchState) -> bool:
+def _may_replace_leader(launch: LaunchState) -> bool:
     """Whether a spare can take the place of the leader, which this host has lost."""
     lost = launch.attempt.others.cut_off
     is_alone = lost is not None and bool(lost.what) and not lost.is_final
@@ -293,7 +293,7 @@ def lose_as_spare(launch: LaunchState, event: JobLost) -> list[Action]:
     if event.class_name and not is_stopped:
         launch.enter(State.BACKOFF, event.at)
         return [PrintLine(f"{event.what}; this spare host waits for the next rendezvous")]
-    if _may_succeed(launch) and not is_stopped:
+    if _may_replace_leader(launch) and not is_stopped:
         launch.left_out = 0
         launch.policy.replaced += 1  # as the others have it, which decide for themselves
         launch.enter(State.BACKOFF, event.at)

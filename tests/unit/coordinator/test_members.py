@@ -82,7 +82,7 @@ def test_without_a_spare_there_are_fewer_than_the_job_needs() -> None:
 def test_a_spare_that_leads_has_the_number_of_the_first_host() -> None:
     """The first host, and whoever is not in the job any more, is not waited for; the order of all others stays."""
     members = Members(3, range(6))
-    members.succeed((0, 3, 2, 4, 5), 4)
+    members.replace_leader((0, 3, 2, 4, 5), 4)
     assert members.expected(never) == [2, 3, 4, 5]
     before = (0, 3, 2, 4, 5)
     assert members.arrange({2, 3, 4, 5}) == (4, 3, 2, 5)

@@ -77,5 +77,5 @@ def test_a_replacement_keeps_where_the_ranks_find_their_store_and_who_may_lead(
 
     monkeypatch.setattr(static_rendezvous, "find_successor", find)
     monkeypatch.setattr(static_rendezvous, "await_assignment", lambda *_: ASSIGNMENT)
-    rendezvous.meet(joined(node_rank=1, name="node1", spares=1, succeeds=True))
+    rendezvous.meet(joined(node_rank=1, name="node1", spares=1, replaces_leader=True))
     assert searched == [(ASSIGNMENT.successors, None)]

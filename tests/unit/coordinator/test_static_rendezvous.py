@@ -218,10 +218,10 @@ def test_where_a_spare_has_taken_over_it_is_the_spare_that_is_waited_for(monkeyp
         return raised.value.what
 
     monkeypatch.setattr(static_rendezvous, "find_successor", find)
-    assert failed(succeeds=True) == "node3 did not begin the rendezvous within 1 s"
+    assert failed(replaces_leader=True) == "node3 did not begin the rendezvous within 1 s"
     monkeypatch.setattr(finder, "master_addr", "10.0.0.9")
     monkeypatch.setattr(static_rendezvous, "find_successor", lambda *_: memory.client())
-    assert failed(succeeds=True) == "the leader did not begin the rendezvous within 1 s"
+    assert failed(replaces_leader=True) == "the leader did not begin the rendezvous within 1 s"
     order = [records[3], records[1], records[2]]
     monkeypatch.setattr(static_rendezvous, "await_assignment", lambda *_: assign(order)[1])
     memory.write("round", "0")
