@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.model import Value
+from saferun.model import Defaults, Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ DEFAULT_PORT = 29500  # torchrun's, for several hosts that were given none
 DEFAULT_RDZV_ID = "none"
 DEFAULT_PREFIX = "[{host}:{rank}] "
 DEFAULT_SHUTDOWN_TIMEOUT_S = 30
+DEFAULT_TRIAL_TIMEOUT_S = 30.0  # of saferunctl doctor
 KEEP_NO_FILES = "none"
 # A host is probed after this share of --host-timeout without a heartbeat; probing takes the rest, 6 s at most.
 _SILENT_SHARE = 0.8
@@ -120,9 +121,9 @@ class HostsConfig(Value):
     task: TaskConfig | None = None
     detected: str = ""
     found: tuple[str, ...] = ()
-    start_timeout_s: float = 900.0
+    start_timeout_s: float = Defaults.start_timeout_s
     connect_timeout_s: float = 0.0
-    host_timeout_s: float = 30.0
+    host_timeout_s: float = Defaults.host_timeout_s
     stop_with_parent: bool = False
     note: str = ""
     shares_console: bool = False
@@ -192,8 +193,8 @@ class OutputConfig(Value):
     pty: Literal["auto", "on", "off"]
     color: Literal["auto", "always", "never"]
     fold: bool = False
-    bar_interval_s: float = 30.0
-    report_html: Literal["failure", "always", "off"] = "failure"
+    bar_interval_s: float = Defaults.bar_interval_s
+    report_html: Literal["failure", "always", "off"] = Defaults.report_html
     keep_runs: int = 0
     keep_bytes: int = 0
     on_event: tuple[str, ...] = ()
@@ -254,14 +255,14 @@ class ChecksConfig(Value):
     real computation as well (``full``), or ``off``; ``health_paths``: storage that has to answer.
     """
 
-    preflight: Literal["on", "warn", "off", "only"] = "on"
+    preflight: Literal["on", "warn", "off", "only"] = Defaults.preflight
     full: bool = False
     nics: tuple[str, ...] = ()
     as_json: bool = False
     collective: bool = False
     backend: Literal["auto", "gloo", "nccl"] = "auto"
-    trial_timeout_s: float = 30.0
-    health: Literal["quick", "full", "off"] = "quick"
+    trial_timeout_s: float = DEFAULT_TRIAL_TIMEOUT_S
+    health: Literal["quick", "full", "off"] = Defaults.health
     health_paths: tuple[str, ...] = ()
 
 
@@ -278,9 +279,9 @@ class RetryConfig(Value):
         by_progress: whether only restarts in a row are limited that got no further.
     """
 
-    start_retries: int = 3
-    wait_s: float = 1.0
-    start_window_s: float = 120.0
+    start_retries: int = Defaults.start_retries
+    wait_s: float = Defaults.retry_wait_s
+    start_window_s: float = Defaults.start_window_s
     always: bool = False
     exclude_bad_hosts: bool = False
     exclude_file: str = ""
@@ -357,10 +358,11 @@ class LaunchConfig(Value):
     checks: ChecksConfig = ChecksConfig()
     retry: RetryConfig = RetryConfig()
     wraps: tuple[WrapConfig, ...] = ()
-    leftovers: Literal["wait", "end", "leave"] = "wait"
-    leftovers_timeout_s: float = 600.0
+    leftovers: Literal["wait", "end", "leave"] = Defaults.leftovers
+    leftovers_timeout_s: float = Defaults.leftovers_timeout_s
     secret_file: str = ""  # with the job's secret; empty: none is named
-    sign_messages: Literal["auto", "off", "required"] = "auto"  # by a secret that the hosts share, where none is named
+    # By a secret that the hosts share, where none is named.
+    sign_messages: Literal["auto", "off", "required"] = Defaults.sign_messages
 
     @property
     def shares_secret(self) -> bool:

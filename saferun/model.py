@@ -16,6 +16,7 @@ __all__ = [
     "RANKS_LEFT_OVER",
     "RANKS_QUIET",
     "RANKS_RUN",
+    "Defaults",
     "ExitStatus",
     "JsonObject",
     "LogDestinations",
@@ -31,7 +32,7 @@ TYPE_CHECKING = False  # importing typing would cost every launch some 5 % of it
 if TYPE_CHECKING:
     # To a type checker a value is a named tuple, and it behaves like one in every way.
     from collections.abc import Iterable
-    from typing import Any, Literal, Self
+    from typing import Any, Final, Literal, Self
     from typing import NamedTuple as Value
 
     AbortKind = Literal[
@@ -132,6 +133,26 @@ else:
             wrong = ", ".join(kwargs) or f"{len(args)} values for {len(cls._fields)} fields"
             raise TypeError(f"{cls.__name__}: {wrong}: there is no such field, or it is given twice")
         return items
+
+
+class Defaults:
+    """Defaults that the table of options (``cli/options.py``) and the settings of a launch (``config.py``) share.
+
+    They are here because ``--help`` imports the table, and nothing of a launch.
+    """
+
+    start_timeout_s = 900.0  # as long as torchrun waits with its static rendezvous
+    host_timeout_s = 30.0
+    start_retries = 3
+    retry_wait_s = 1.0
+    start_window_s = 120.0
+    leftovers: Final = "wait"
+    leftovers_timeout_s = 600.0
+    preflight: Final = "on"
+    health: Final = "quick"
+    sign_messages: Final = "auto"
+    bar_interval_s = 30.0
+    report_html: Final = "failure"
 
 
 class ExitStatus(Value):

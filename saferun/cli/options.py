@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.model import Value
+from saferun.model import Defaults, Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -272,16 +272,15 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
     ),
     _option(
         "--sign-messages {auto,off,required}",
-        "auto",
+        Defaults.sign_messages,
         RENDEZVOUS,
         "without --secret-file: sign messages between hosts with a secret exchanged over a private channel (munge, "
         "or run directories that all hosts see); auto: if there is such a channel; required: fail without one",
     ),
-    # As long as torchrun waits with its static rendezvous.
-    _option("--start-timeout SECONDS", 900.0, RENDEZVOUS, "seconds to wait for late hosts"),
+    _option("--start-timeout SECONDS", Defaults.start_timeout_s, RENDEZVOUS, "seconds to wait for late hosts"),
     _option(
         "--preflight {on,warn,off,only}",
-        "on",
+        Defaults.preflight,
         PREFLIGHT,
         "check names, ports, networks, limits and versions: on several hosts before any rank is started, on one host "
         "mostly while they start; on: abort on errors; warn: only warn; off: skip; only: check and exit",
@@ -294,7 +293,7 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
     ),
     _option(
         "--health {quick,full,off}",
-        "quick",
+        Defaults.health,
         PREFLIGHT,
         "check the health of each host before each attempt: network errors, GPUs, kernel log, storage; full: also "
         "multiply matrices for a second and run an all_reduce on each host, in processes of their own (some ten "
@@ -316,31 +315,36 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
     ),
     _option(
         "--start-retries N",
-        3,
+        Defaults.start_retries,
         FAILURES,
         "how often to retry a start that failed for a transient reason; a start ends when every rank has returned "
         "from init_process_group",
     ),
     _option(
         "--leftovers {wait,end,leave}",
-        "wait",
+        Defaults.leftovers,
         FAILURES,
         "processes that ranks leave behind when all have exited with code 0; wait: for those that are busy (an "
         "upload), and end idle ones; end: end all; leave: leave them running, as torchrun does. After a failure "
         "those in the ranks' sessions are ended; others with end, or if they hold a GPU or MASTER_PORT or are ranks "
         "of an inner launcher",
     ),
-    _option("--leftovers-timeout SECONDS", 600.0, FAILURES, "with --leftovers wait: seconds to wait at most"),
+    _option(
+        "--leftovers-timeout SECONDS",
+        Defaults.leftovers_timeout_s,
+        FAILURES,
+        "with --leftovers wait: seconds to wait at most",
+    ),
     _option(
         "--retry-wait SECONDS",
-        1.0,
+        Defaults.retry_wait_s,
         FAILURES,
         "seconds before the first retry; each further wait is twice as long, up to a minute; up to as many seconds as "
         "given here are added at random",
     ),
     _option(
         "--start-window SECONDS",
-        120.0,
+        Defaults.start_window_s,
         FAILURES,
         "seconds after which a start counts as over if the ranks do not report it",
     ),
@@ -378,7 +382,7 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
     ),
     _option(
         "--host-timeout SECONDS",
-        30.0,
+        Defaults.host_timeout_s,
         FAILURES,
         "seconds without a heartbeat after which a host counts as lost, unless its ranks make progress. If this is not "
         "given, and no other attempt can follow, a host that may come back is waited for as long as --hang-timeout",
@@ -452,13 +456,13 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
     ),
     _option(
         "--bar-interval SECONDS",
-        30.0,
+        Defaults.bar_interval_s,
         OUTPUT,
         "seconds between lines of a progress bar if the console is not a terminal; its last state is always printed",
     ),
     _option(
         "--report-html {failure,always,off}",
-        "failure",
+        Defaults.report_html,
         OUTPUT,
         "when to make report.html in the run directory, a page about the run to read and share; failure: at every "
         "hang and failure; always: at every end, with report.json and report.txt; off: never",

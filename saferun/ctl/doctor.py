@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from saferun.config import LaunchConfig
+from saferun.config import DEFAULT_TRIAL_TIMEOUT_S, LaunchConfig
 from saferun.errors import EXIT_USAGE, UsageError
 
 _LONGEST_TRIAL_S = 3600.0
@@ -43,9 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trial-timeout",
         type=float,
-        default=30.0,
+        default=DEFAULT_TRIAL_TIMEOUT_S,
         metavar="SECONDS",
-        help="with --collective: how long each of these may take (default: 30)",
+        help=f"with --collective: how long each of these may take (default: {DEFAULT_TRIAL_TIMEOUT_S:g})",
     )
 
 

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 
-from saferun.config import HostsConfig, LaunchConfig
+from saferun.config import LaunchConfig
 from saferun.console.screen import Screen
 from saferun.env.apply import resolve_environ, without_outer_files
 from saferun.env.profiles import Resolution
@@ -23,6 +23,7 @@ from saferun.linux.procfs import children_of
 from saferun.linux.reaper import Reaper
 from saferun.linux.signals import not_ignored
 from saferun.linux.streams import ensure_standard_descriptors, leave_keyboard
+from saferun.model import Defaults
 from saferun.supervisor.actions import Finish
 
 TYPE_CHECKING = False
@@ -265,7 +266,7 @@ def _limits(config: LaunchConfig) -> Limits:
         limits = limits._replace(checks_s=_COLLECTIVE_S, probe_s=_COLLECTIVE_S)
     if hosts.spans_hosts:
         # A host that torch's rendezvous keeps as a spare waits longer than --rdzv-conf has late hosts waited for.
-        least_s = 0.0 if config.rendezvous.backend == "static" else HostsConfig().start_timeout_s
+        least_s = 0.0 if config.rendezvous.backend == "static" else Defaults.start_timeout_s
         join_s = max(hosts.start_timeout_s, least_s) + hosts.connect_timeout_s
         may_wait_for_long = config.rendezvous.backend in _KEEP_TIME
         limits = limits._replace(

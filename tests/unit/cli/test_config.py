@@ -16,7 +16,7 @@ import pytest
 from saferun.cli.main import read_config
 from saferun.cli.options import OPTIONS, SAFERUN_OPTIONS, TORCHRUN_OPTIONS, comma_separated_list
 from saferun.cluster.placement.rank_count import count_ranks
-from saferun.config import LaunchConfig, Origin
+from saferun.config import ChecksConfig, HostsConfig, LaunchConfig, Origin, OutputConfig, RetryConfig
 from saferun.errors import UsageError
 from saferun.linux import gpus
 
@@ -56,6 +56,16 @@ def test_without_options_there_is_one_rank_on_a_free_port() -> None:
     assert (config.output.pty, config.output.color) == ("auto", "auto")
     assert (config.logs.redirects, config.logs.tee) == ((0,), (0,))
     assert config.argv == ("train.py",)
+
+
+def test_without_options_the_settings_are_the_defaults_of_their_values() -> None:
+    """Each default stands in one place: what a test or the doctor leaves out is what a launch without options has."""
+    config = config_of()
+    assert (config.hosts, config.checks, config.retry) == (HostsConfig(), ChecksConfig(), RetryConfig())
+    output = OutputConfig(None, keep_files=True, prefix=None, legacy_template=None, pty="auto", color="auto", fold=True)
+    assert config.output._replace(prefix=None) == output
+    for name in ("wraps", "leftovers", "leftovers_timeout_s", "secret_file", "sign_messages"):
+        assert getattr(config, name) == LaunchConfig._field_defaults[name]
 
 
 @pytest.mark.parametrize(
