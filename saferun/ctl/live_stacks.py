@@ -58,21 +58,21 @@ def run(arguments: argparse.Namespace) -> int:
     directory = run_of(arguments.target)
     job = read_job_stacks(directory, native=arguments.native) if directory is not None else JobStacks()
     if job.evidence is not None:
-        scene, capture = scene_of_job(arguments.target, job.evidence, job.silent), job.evidence.capture
+        asked, capture = asked_processes_of_job(arguments.target, job.evidence, job.silent), job.evidence.capture
     else:
-        scene = _with_script(find_scene(arguments.target, read_processes()))
-        seen, failure = _capture_scene(scene, native=arguments.native)
+        asked = _with_script(find_asked_processes(arguments.target, read_processes()))
+        seen, failure = _capture_asked(asked, native=arguments.native)
         if arguments.native:
             seen = seen._replace(stacks=with_native_stacks(seen.stacks, os.environ))
         capture = capture_without_secrets(seen)
         if failure:
             capture = capture._replace(timed_out=(*capture.timed_out, failure))
     _require_stacks(capture)
-    remarks = (*job.remarks, *scene.remarks)
+    remarks = (*job.remarks, *asked.remarks)
     if arguments.json:
-        answer_json(_as_json(scene, capture, remarks))
+        answer_json(_as_json(asked, capture, remarks))
     else:
-        lines = [*picture(scene, capture), *(["", *remarks] if remarks else [])]
+        lines = [*picture(asked, capture), *(["", *remarks] if remarks else [])]
         answer("".join(f"{line}\n" for line in lines))
     return 0
 
@@ -130,7 +130,7 @@ def run_of(target: str) -> Path | None:
     return Path(directory) if directory is not None else None
 
 
-def scene_of_job(name: str, evidence: Evidence, silent: tuple[str, ...]) -> AskedProcesses:
+def asked_processes_of_job(name: str, evidence: Evidence, silent: tuple[str, ...]) -> AskedProcesses:
     """The ranks of all hosts, as these have shown them.
 
     Args:
@@ -176,7 +176,7 @@ def _with_environ(process: LiveProcess, environ: Mapping[str, str]) -> LiveProce
     )
 
 
-def find_scene(target: str, processes: Mapping[int, LiveProcess]) -> AskedProcesses:
+def find_asked_processes(target: str, processes: Mapping[int, LiveProcess]) -> AskedProcesses:
     """The processes that an argument of the command line means.
 
     Args:
@@ -189,10 +189,10 @@ def find_scene(target: str, processes: Mapping[int, LiveProcess]) -> AskedProces
     # Anything else that looks like a number may be the beginning of an id.
     pid = int(target) if re.fullmatch(_PID, target) else -1
     if pid in processes:
-        return _scene_of_process(processes[pid], processes)
+        return _asked_of_process(processes[pid], processes)
     directory = _run_directory(target)
     if directory is not None:
-        return _scene_of_run(_run_ids_of(directory), shorter_path(directory), processes, directory)
+        return _asked_of_run(_run_ids_of(directory), shorter_path(directory), processes, directory)
     ids = {process.run_id for process in processes.values() if process.run_id.startswith(target) and target}
     if len(target) < _SHORTEST_ID or not ids:
         if pid >= 0:
@@ -204,10 +204,10 @@ def find_scene(target: str, processes: Mapping[int, LiveProcess]) -> AskedProces
     if len(ids) > 1:
         raise UsageError(f"several runs have an id that begins with {target!r}", "give more of the name or id")
     run_id = ids.pop()
-    return _scene_of_run({run_id}, run_id, processes)
+    return _asked_of_run({run_id}, run_id, processes)
 
 
-def _scene_of_process(process: LiveProcess, processes: Mapping[int, LiveProcess]) -> AskedProcesses:
+def _asked_of_process(process: LiveProcess, processes: Mapping[int, LiveProcess]) -> AskedProcesses:
     if not process.is_readable and not process.is_stuck:
         who = f"process {process.pid} of user {_owner(process.pid)}"
         hint = _PERMISSION_HINT if os.geteuid() else _ROOT_HINT
@@ -222,7 +222,7 @@ def _scene_of_process(process: LiveProcess, processes: Mapping[int, LiveProcess]
     return AskedProcesses(title, (own,), has_ranks=process.rank >= 0)
 
 
-def _scene_of_run(
+def _asked_of_run(
     run_ids: Collection[str], name: str, processes: Mapping[int, LiveProcess], directory: str = ""
 ) -> AskedProcesses:
     may_run = not directory or state_of(directory).is_living
@@ -325,14 +325,14 @@ def _run_id_of(directory: str) -> str:
         raise UsageError(f"{path} cannot be read: {error}", "name the run's id, or a pid") from None
 
 
-def _with_script(scene: AskedProcesses) -> AskedProcesses:
+def _with_script(asked: AskedProcesses) -> AskedProcesses:
     # It distinguishes the user's own code.
-    pid = scene.targets[0].pid
+    pid = asked.targets[0].pid
     script = next((word for word in read_cmdline(pid)[1:] if not word.startswith("-")), "")
     try:
-        return scene._replace(script=script, cwd=os.readlink(f"/proc/{pid}/cwd"))
+        return asked._replace(script=script, cwd=os.readlink(f"/proc/{pid}/cwd"))
     except OSError:
-        return scene._replace(script=script)
+        return asked._replace(script=script)
 
 
 def _owner(pid: int) -> str:
@@ -347,7 +347,7 @@ def _owner(pid: int) -> str:
 # ---------------------------------------------------------------------------------------------------------- looking
 
 
-def _capture_scene(scene: AskedProcesses, *, native: bool) -> tuple[Capture, str]:
+def _capture_asked(asked: AskedProcesses, *, native: bool) -> tuple[Capture, str]:
     """What the capture process sees, and why that is not all."""
     seen: list[tuple[Capture, str]] = []
 
@@ -357,7 +357,7 @@ def _capture_scene(scene: AskedProcesses, *, native: bool) -> tuple[Capture, str
     budget_s = _NATIVE_BUDGET_S if native else _BUDGET_S
     poller = Poller()
     request = CaptureRequest(
-        scene.targets,
+        asked.targets,
         budget_s=budget_s,
         native="always" if native else "never",
         gpu=False,
@@ -411,30 +411,30 @@ def _require_stacks(capture: Capture) -> None:
 # ---------------------------------------------------------------------------------------------------------- showing
 
 
-def picture(scene: AskedProcesses, capture: Capture) -> list[str]:
+def picture(asked: AskedProcesses, capture: Capture) -> list[str]:
     """What was seen, for a person."""
     taken = [dump for dump in capture.stacks if dump.threads]
     processes: tuple[StackDump | ProcessSnapshot, ...] = (*capture.stacks, *capture.processes)
     count = len({(one.rank, one.pid) for one in processes})
-    ranks = ranks_text(target.rank for target in scene.targets) if scene.has_ranks else "not a rank"
-    lines = [f"{scene.title}: {ranks}; {count} process{'es' if count != 1 else ''}"]
+    ranks = ranks_text(target.rank for target in asked.targets) if asked.has_ranks else "not a rank"
+    lines = [f"{asked.title}: {ranks}; {count} process{'es' if count != 1 else ''}"]
     own = len(lines)
-    groups = _groups(scene, capture)
+    groups = _groups(asked, capture)
     if groups:
         lines += ["", "who waits in what:", *group_lines(groups, budget=_GROUP_LINES, rest=" (all: --json)")]
-    findings = compare(capture.collectives, [target.rank for target in scene.targets]).lines
+    findings = compare(capture.collectives, [target.rank for target in asked.targets]).lines
     if findings:
         # A capture of a healthy job may find a rank that is a moment late.
         lines += ["", "collectives, at this moment:", *(f"    {shown(line)}" for line in findings[:_NAMED_FAILURES])]
-    tree = merge(capture.stacks, scene.script, scene.cwd)
+    tree = merge(capture.stacks, asked.script, asked.cwd)
     if tree:
         lines += ["", "merged stacks:", *tree_lines(tree, budget=_TREE_LINES, rest=" (all: --json)")]
-    if not scene.has_ranks:
-        lines[own:] = _with_pid(lines[own:], scene.targets[0].pid)
+    if not asked.has_ranks:
+        lines[own:] = _with_pid(lines[own:], asked.targets[0].pid)
     missing = [dump for dump in capture.stacks if not dump.threads]
-    lines += ["", *_failures(missing, has_ranks=scene.has_ranks)] if missing and taken else []
-    if scene.orphans:
-        lines += ["", f"left over from ranks that are gone: pid {', '.join(map(str, scene.orphans))}"]
+    lines += ["", *_failures(missing, has_ranks=asked.has_ranks)] if missing and taken else []
+    if asked.orphans:
+        lines += ["", f"left over from ranks that are gone: pid {', '.join(map(str, asked.orphans))}"]
     if capture.timed_out:
         lines += ["", f"captures timed out: {', '.join(map(shown, capture.timed_out[:_NAMED_FAILURES]))}"]
     return lines
@@ -454,9 +454,9 @@ def _with_pid(lines: list[str], pid: int) -> list[str]:
     ]
 
 
-def _groups(scene: AskedProcesses, capture: Capture) -> tuple[WaitGroup, ...]:
-    ranks = [target.rank for target in scene.targets]
-    return wait_groups(capture, ranks=ranks, dead={}, script=scene.script, cwd=scene.cwd)
+def _groups(asked: AskedProcesses, capture: Capture) -> tuple[WaitGroup, ...]:
+    ranks = [target.rank for target in asked.targets]
+    return wait_groups(capture, ranks=ranks, dead={}, script=asked.script, cwd=asked.cwd)
 
 
 def _failures(dumps: list[StackDump], *, has_ranks: bool) -> list[str]:
@@ -473,17 +473,17 @@ def _failures(dumps: list[StackDump], *, has_ranks: bool) -> list[str]:
     return lines
 
 
-def _as_json(scene: AskedProcesses, capture: Capture, remarks: Sequence[str] = ()) -> JsonObject:
+def _as_json(asked: AskedProcesses, capture: Capture, remarks: Sequence[str] = ()) -> JsonObject:
     return {
-        "target": scene.title,
-        "ranks": [{"rank": one.rank if scene.has_ranks else None, "pid": one.pid} for one in scene.targets],
-        "has_ranks": scene.has_ranks,
+        "target": asked.title,
+        "ranks": [{"rank": one.rank if asked.has_ranks else None, "pid": one.pid} for one in asked.targets],
+        "has_ranks": asked.has_ranks,
         "hosts": [
-            {"host": host, "ranks": list(ranks), "answered": host not in scene.silent} for host, ranks in scene.hosts
+            {"host": host, "ranks": list(ranks), "answered": host not in asked.silent} for host, ranks in asked.hosts
         ],
         "remarks": list(remarks),
-        "orphans": list(scene.orphans),
-        "wait_groups": [plain(group) for group in _groups(scene, capture)],
+        "orphans": list(asked.orphans),
+        "wait_groups": [plain(group) for group in _groups(asked, capture)],
         "processes": [plain(process) for process in capture.processes],
         "stacks": [plain(dump) for dump in capture.stacks],
         "collectives": [plain(one) for one in capture.collectives],

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from saferun.captures.recording import Recording, RecordOptions, record
 from saferun.captures.wire import MOST_RECORDED
 from saferun.ctl.job_stacks import read_job_recording
-from saferun.ctl.live_stacks import find_scene, read_processes, run_of
+from saferun.ctl.live_stacks import find_asked_processes, read_processes, run_of
 from saferun.errors import UsageError
 from saferun.model import Value
 from saferun.text.wording import ranks_text
@@ -49,12 +49,12 @@ def record_ranks(
         if job.recordings is not None:
             return Recorded(name, job.recordings, job.remarks)
         remarks = job.remarks
-    scene = find_scene(target, read_processes())
-    targets = [one for one in scene.targets if not ranks or one.rank in ranks]
+    asked = find_asked_processes(target, read_processes())
+    targets = [one for one in asked.targets if not ranks or one.rank in ranks]
     if not targets:
-        hint = f"this host has {ranks_text(one.rank for one in scene.targets)}"
-        raise UsageError(f"{scene.title} has no {ranks_text(ranks)} here", hint)
+        hint = f"this host has {ranks_text(one.rank for one in asked.targets)}"
+        raise UsageError(f"{asked.title} has no {ranks_text(ranks)} here", hint)
     if len(targets) > MOST_RECORDED:
-        raise UsageError(f"{scene.title} has {len(targets)} ranks here", f"name {MOST_RECORDED} at most with --rank")
+        raise UsageError(f"{asked.title} has {len(targets)} ranks here", f"name {MOST_RECORDED} at most with --rank")
     on_begin()
     return Recorded(name, tuple(("", one) for one in record(targets, options)), remarks)

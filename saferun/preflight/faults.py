@@ -89,12 +89,12 @@ class KnownLinks(Value):
         return sorted(found, key=lambda name: name != self.nic)
 
 
-def fault_results(scene: KnownLinks) -> list[CheckResult]:
+def fault_results(known: KnownLinks) -> list[CheckResult]:
     """What is wrong between the hosts, one result a fault; nothing of interfaces that lead nowhere and are not used."""
     results: list[CheckResult] = []
     alike: dict[tuple[str, ...], int] = {}  # where among them a sentence stands that is true of one interface
-    for nic, column in scene.columns.items():
-        for result in _column_results(scene, nic, column):
+    for nic, column in known.columns.items():
+        for result in _column_results(known, nic, column):
             texts = (result.message, result.hint)
             key = (result.verdict, result.host, *(re.sub(rf"\b{re.escape(nic)}\b", "{nic}", one) for one in texts))
             if key not in alike:
@@ -108,15 +108,15 @@ def fault_results(scene: KnownLinks) -> list[CheckResult]:
     return results
 
 
-def doubtful_pairs(scene: KnownLinks) -> list[tuple[int, int]]:
+def doubtful_pairs(known: KnownLinks) -> list[tuple[int, int]]:
     """The pairs of hosts without which the ranks cannot work, and whose network may have been away for a moment.
 
     Those of one target are not next to each other, so that the first ones are of many.
     """
     doubtful = [
-        (nic, pair) for nic, column in scene.columns.items() for pair in column if column[pair].kind in _PASSING
+        (nic, pair) for nic, column in known.columns.items() for pair in column if column[pair].kind in _PASSING
     ]
-    needed = [pair for nic, pair in doubtful if scene.is_cut_off(nic, [pair], scene.others(nic, [pair]))]
+    needed = [pair for nic, pair in doubtful if known.is_cut_off(nic, [pair], known.others(nic, [pair]))]
     of_target: dict[int, list[tuple[int, int]]] = {}
     # Each may have another way where there is none for all of them.
     for pair in sorted(set(needed or (pair for _, pair in doubtful))):
@@ -124,7 +124,7 @@ def doubtful_pairs(scene: KnownLinks) -> list[tuple[int, int]]:
     return [pair for turn in zip_longest(*of_target.values()) for pair in turn if pair is not None]
 
 
-def _column_results(scene: KnownLinks, nic: str, column: Column) -> list[CheckResult]:
+def _column_results(known: KnownLinks, nic: str, column: Column) -> list[CheckResult]:
     bad = {pair: link for pair, link in column.items() if not link.is_ok}
     # What is lost is reported with the packets that are lost elsewhere.
     bad = {pair: link for pair, link in bad.items() if link.kind != _LOST}
@@ -132,8 +132,8 @@ def _column_results(scene: KnownLinks, nic: str, column: Column) -> list[CheckRe
         return []
     hosts = {host for pair in column for host in pair}
     if len(bad) == len(column) and len(hosts) > _SEVERAL:
-        return _dead_network(scene, nic, bad, hosts)
-    if len(bad) == len(column) and not scene.is_used(nic, hosts) and scene.others(nic, column):
+        return _dead_network(known, nic, bad, hosts)
+    if len(bad) == len(column) and not known.is_used(nic, hosts) and known.others(nic, column):
         return []
     results: list[CheckResult] = []
     parts = _parts(column)
@@ -141,22 +141,22 @@ def _column_results(scene: KnownLinks, nic: str, column: Column) -> list[CheckRe
         part_of = {host: number for number, part in enumerate(parts) for host in part}
         between = [pair for pair in bad if part_of.keys() >= set(pair)]
         cut = [pair for pair in between if part_of[pair[0]] != part_of[pair[1]]]
-        results += _partition(scene, nic, parts, {pair: bad.pop(pair) for pair in cut})
-    return [*results, *_host_results(scene, nic, column, bad)]
+        results += _partition(known, nic, parts, {pair: bad.pop(pair) for pair in cut})
+    return [*results, *_host_results(known, nic, column, bad)]
 
 
 # ------------------------------------------------------------------------------------------------------ all or halves
 
 
-def _dead_network(scene: KnownLinks, nic: str, bad: Column, hosts: set[int]) -> list[CheckResult]:
+def _dead_network(known: KnownLinks, nic: str, bad: Column, hosts: set[int]) -> list[CheckResult]:
     """No host reaches another. An interface that no rank uses may not be meant for it."""
-    others = scene.others(nic, bad)
-    if not scene.is_used(nic, hosts) and others:
+    others = known.others(nic, bad)
+    if not known.is_used(nic, hosts) and others:
         return []
     kind = _commonest(bad.values())
     message = f"{sentence(NO_HOST, kind, nic, address=_address(bad.values()))}{_works(others)}"
-    is_fatal = scene.is_cut_off(nic, scene.lasting(bad.values()), others)
-    hint = hint_of(kind, nic, "all hosts", _instead(scene, nic, others))
+    is_fatal = known.is_cut_off(nic, known.lasting(bad.values()), others)
+    hint = hint_of(kind, nic, "all hosts", _instead(known, nic, others))
     return [_result(message, hint, bad.values(), is_fatal=is_fatal)]
 
 
@@ -181,24 +181,24 @@ def _parts(column: Column) -> list[set[int]]:
     )
 
 
-def _partition(scene: KnownLinks, nic: str, parts: Sequence[set[int]], cut: Column) -> list[CheckResult]:
+def _partition(known: KnownLinks, nic: str, parts: Sequence[set[int]], cut: Column) -> list[CheckResult]:
     """Groups of hosts that do not reach each other: a switch, a VLAN, a cable between switches."""
     hosts = {host for pair in cut for host in pair}
-    others = scene.others(nic, cut)
-    if not cut or (not scene.is_used(nic, hosts) and others):
+    others = known.others(nic, cut)
+    if not cut or (not known.is_used(nic, hosts) and others):
         return []
     kind = _commonest(cut.values())
-    groups = " / ".join(hosts_text(scene.infos, part) for part in parts[:_MOST_REPORTED])
+    groups = " / ".join(hosts_text(known.infos, part) for part in parts[:_MOST_REPORTED])
     message = f"{sentence(TWO, kind, nic, who='some groups of hosts')}: {groups}{_works(others)}"
-    hint = f"look at what lies between them: switches, VLANs, subnet managers{_or_nic(_instead(scene, nic, others))}"
-    is_fatal = scene.is_cut_off(nic, scene.lasting(cut.values()), others)
+    hint = f"look at what lies between them: switches, VLANs, subnet managers{_or_nic(_instead(known, nic, others))}"
+    is_fatal = known.is_cut_off(nic, known.lasting(cut.values()), others)
     return [_result(message, hint, cut.values(), is_fatal=is_fatal)]
 
 
 # --------------------------------------------------------------------------------------------------- hosts and pairs
 
 
-def _host_results(scene: KnownLinks, nic: str, column: Column, bad: Column) -> list[CheckResult]:
+def _host_results(known: KnownLinks, nic: str, column: Column, bad: Column) -> list[CheckResult]:
     """The hosts whose links explain most, one after the other, until all is explained."""
     left = dict(bad)
     touching: dict[int, list[tuple[int, int]]] = {}
@@ -218,9 +218,9 @@ def _host_results(scene: KnownLinks, nic: str, column: Column, bad: Column) -> l
         mine = [pair for pair in touching[host] if pair in left]
         peers = {other for pair in mine for other in pair} - {host}
         if len(peers) == 1:
-            results += [_pair_result(scene, nic, column, links) for links in _alike([left[pair] for pair in mine])]
+            results += [_pair_result(known, nic, column, links) for links in _alike([left[pair] for pair in mine])]
         else:
-            results.append(_host_result(scene, nic, host, [column[pair] for pair in touching[host]], mine))
+            results.append(_host_result(known, nic, host, [column[pair] for pair in touching[host]], mine))
         for pair in mine:
             del left[pair]
     if left:
@@ -230,42 +230,42 @@ def _host_results(scene: KnownLinks, nic: str, column: Column, bad: Column) -> l
 
 
 def _host_result(
-    scene: KnownLinks, nic: str, host: int, links: Sequence[NicLink], bad: Sequence[tuple[int, int]]
+    known: KnownLinks, nic: str, host: int, links: Sequence[NicLink], bad: Sequence[tuple[int, int]]
 ) -> CheckResult:
-    label = label_of(scene.infos, host)
+    label = label_of(known.infos, host)
     broken = set(bad)
     incoming = [link for link in links if link.target == host]
     outgoing = [link for link in links if link.source == host]
     bad_in = [link for link in incoming if (link.source, link.target) in broken]
     bad_out = [link for link in outgoing if (link.source, link.target) in broken]
-    others = scene.others(nic, bad)
+    others = known.others(nic, bad)
     kind = _commonest(bad_in or bad_out)
     address = _address(bad_in or bad_out)
     does = "does" if kind == "timeout" and bad_in else "works"
     works = f"; its {others[0]} {does}" if others else ""
     direction = ""
     if not bad_in:
-        message = sentence(FROM_HOST, kind, nic, of=_of(scene, bad_out, outgoing, out=True), address=address)
+        message = sentence(FROM_HOST, kind, nic, of=_of(known, bad_out, outgoing, out=True), address=address)
         if incoming:
             message, direction = f"{message}, while others reach it", "out"
     else:
-        message = sentence(TO_HOST, kind, nic, of=_of(scene, bad_in, incoming), address=address)
+        message = sentence(TO_HOST, kind, nic, of=_of(known, bad_in, incoming), address=address)
         if not bad_out and any(link.is_ok for link in outgoing):
             message, direction = f"{message}, while it reaches others itself", "in"
-    mtu = _mtu_text(scene, nic, host)
-    hint = hint_of(kind, nic, label, _instead(scene, nic, others), direction=direction, mtu=mtu)
+    mtu = _mtu_text(known, nic, host)
+    hint = hint_of(kind, nic, label, _instead(known, nic, others), direction=direction, mtu=mtu)
     message += works
     peers = {other for pair in bad for other in pair} - {host}
     # NCCL connects neighbours in rings and trees: a few links less may not be missed.
     is_whole = (bad_in and len(bad_in) == len(incoming)) or (bad_out and len(bad_out) == len(outgoing))
-    needed = is_whole or any(scene.uses[one].by_all_pairs for one in (host, *peers))
+    needed = is_whole or any(known.uses[one].by_all_pairs for one in (host, *peers))
     # Of a way on which all fail, one that lasts is enough: a listener that gets no processor is behind the same cable.
     certain = any(
-        scene.lasting(way) and all(scene.is_cut_off(nic, [(link.source, link.target)], others) for link in way)
+        known.lasting(way) and all(known.is_cut_off(nic, [(link.source, link.target)], others) for link in way)
         for way in (bad_in, bad_out)
     )
-    lasting = scene.lasting((*bad_in, *bad_out))
-    certain = certain or (scene.uses[host].by_all_pairs and scene.is_cut_off(nic, lasting, others))
+    lasting = known.lasting((*bad_in, *bad_out))
+    certain = certain or (known.uses[host].by_all_pairs and known.is_cut_off(nic, lasting, others))
     return _result(message, hint, (*bad_in, *bad_out), is_fatal=bool(needed and certain), host=label)
 
 
@@ -275,34 +275,34 @@ def _alike(links: Sequence[NicLink]) -> list[list[NicLink]]:
     return [[link] for link in links] if is_mixed else [list(links)]
 
 
-def _pair_result(scene: KnownLinks, nic: str, column: Column, bad: Sequence[NicLink]) -> CheckResult:
+def _pair_result(known: KnownLinks, nic: str, column: Column, bad: Sequence[NicLink]) -> CheckResult:
     """Two hosts, and each of them gets on with the others; or there are no others."""
     first = bad[0]
     a, b = first.source, first.target
-    source, target = label_of(scene.infos, a), label_of(scene.infos, b)
+    source, target = label_of(known.infos, a), label_of(known.infos, b)
     kind = _commonest(bad)
-    others = scene.others(nic, [(a, b), (b, a)])
-    instead = _instead(scene, nic, others)
+    others = known.others(nic, [(a, b), (b, a)])
+    instead = _instead(known, nic, others)
     other_way = column.get((b, a))
     if len(bad) > 1:
-        who = hosts_text(scene.infos, (a, b))
+        who = hosts_text(known.infos, (a, b))
         message = f"{sentence(TWO, kind, nic, who=who, address=first.address)}{_works(others)}"
-        hint = hint_of(kind, nic, f"{source} and {target}", instead, mtu=_mtu_text(scene, nic, a, b))
+        hint = hint_of(kind, nic, f"{source} and {target}", instead, mtu=_mtu_text(known, nic, a, b))
     else:
         tail = "; the other way round works" if other_way is not None and other_way.is_ok else ""
         message = sentence(ONE_WAY, kind, nic, who=target, source=source, address=first.address)
         message += f"{tail}{_works(others)}"
         hint = hint_of(kind, nic, target, instead, direction="pair", source=source)
-    uses = [scene.uses[host] for host in (a, b)]
-    needed = any(use.by_all_pairs for use in uses) or len(scene.infos) == _SEVERAL
-    certain = scene.is_cut_off(nic, scene.lasting(bad), others)
+    uses = [known.uses[host] for host in (a, b)]
+    needed = any(use.by_all_pairs for use in uses) or len(known.infos) == _SEVERAL
+    certain = known.is_cut_off(nic, known.lasting(bad), others)
     return _result(message, hint, bad, is_fatal=needed and certain)
 
 
-def _of(scene: KnownLinks, bad: Sequence[NicLink], links: Sequence[NicLink], *, out: bool = False) -> str:
+def _of(known: KnownLinks, bad: Sequence[NicLink], links: Sequence[NicLink], *, out: bool = False) -> str:
     """``3 of 3 hosts``; ``2 of 6 hosts (node1 and node4)``."""
     named = (
-        "" if len(bad) == len(links) else f" ({hosts_text(scene.infos, [x.target if out else x.source for x in bad])})"
+        "" if len(bad) == len(links) else f" ({hosts_text(known.infos, [x.target if out else x.source for x in bad])})"
     )
     return f"{len(bad)} of {len(links)} hosts{named}"
 
@@ -325,25 +325,25 @@ def _works(others: Sequence[str]) -> str:
     return f"; {others[0]} works" if others else ""
 
 
-def _instead(scene: KnownLinks, nic: str, others: Sequence[str]) -> str:
+def _instead(known: KnownLinks, nic: str, others: Sequence[str]) -> str:
     """The interface to be used instead: one that serves all hosts, else none."""
-    return scene.nic if scene.nic != nic and (not others or scene.nic in others) else ""
+    return known.nic if known.nic != nic and (not others or known.nic in others) else ""
 
 
 def _or_nic(instead: str) -> str:
     return f", or run with --nic {instead}" if instead else ""
 
 
-def _mtu_text(scene: KnownLinks, nic: str, *hosts: int) -> str:
+def _mtu_text(known: KnownLinks, nic: str, *hosts: int) -> str:
     """``MTU 9000 on node3, 1500 on the others``; empty where they are equal."""
     mtus: dict[int, list[int]] = {}
-    for host, info in scene.infos.items():
+    for host, info in known.infos.items():
         found = nic_of(info, nic)
         if found is not None and found.mtu:
             mtus.setdefault(found.mtu, []).append(host)
     common = max(mtus, key=lambda mtu: len(mtus[mtu]), default=0)
     odd = [(mtu, [host for host in mtus[mtu] if host in hosts]) for mtu in sorted(mtus) if mtu != common]
-    parts = [f"{mtu} on {hosts_text(scene.infos, found)}" for mtu, found in odd if found]
+    parts = [f"{mtu} on {hosts_text(known.infos, found)}" for mtu, found in odd if found]
     return f"{', '.join(parts)}, {common} on the others" if parts else ""
 
 

@@ -57,8 +57,8 @@ def judge(
     best = best_nic(columns, infos, sorted({nic for _, nic in slowness.states}))
     if AUTO in nics and best:
         uses = {host: uses_of(info, (best,)) for host, info in infos.items()}
-    scene = KnownLinks(columns, infos, uses, best, remeasured)
-    faults = fault_results(scene)
+    known = KnownLinks(columns, infos, uses, best, remeasured)
+    faults = fault_results(known)
     blamed = {result.host for result in faults if result.verdict == "fail"}
     described = {host: info for host, info in infos.items() if info.versions or info.nics or info.probed}
     # Gloo uses what ``--nic auto`` has found.
@@ -79,7 +79,7 @@ def judge(
         results=tuple(results),
         matrix=matrix_of(columns, infos, slowness.states) if len(infos) > 1 else (),
         duration_s=duration_s,
-        again=() if remeasured else _again(scene, faults, slowness, missing),
+        again=() if remeasured else _again(known, faults, slowness, missing),
         nic=suggested(best, infos, nics),
     )
 
@@ -124,12 +124,12 @@ def _without_ended(columns: Mapping[str, Column], missing: Mapping[int, str]) ->
 
 
 def _again(
-    scene: KnownLinks, faults: Sequence[CheckResult], slowness: Slowness, missing: Mapping[int, str]
+    known: KnownLinks, faults: Sequence[CheckResult], slowness: Slowness, missing: Mapping[int, str]
 ) -> tuple[tuple[int, int], ...]:
-    measured = {pair for column in scene.columns.values() for pair in column}
-    hosts = sorted(host for host in scene.infos if host not in missing)
+    measured = {pair for column in known.columns.values() for pair in column}
+    hosts = sorted(host for host in known.infos if host not in missing)
     pairs = [pair for pair in slowness.pairs if missing.keys().isdisjoint(pair)]
-    doubtful = doubtful_pairs(scene) if any(result.verdict == "fail" for result in faults) else []
+    doubtful = doubtful_pairs(known) if any(result.verdict == "fail" for result in faults) else []
     slow = again([host for host in slowness.suspects if host not in missing], pairs, hosts, measured)
     return tuple(dict.fromkeys((*doubtful, *slow)))[:_MOST_AGAIN]
 

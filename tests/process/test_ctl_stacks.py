@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from saferun.captures.wire import CaptureTarget
-from saferun.ctl.live_stacks import LiveProcess, find_scene, read_processes
+from saferun.ctl.live_stacks import LiveProcess, find_asked_processes, read_processes
 from saferun.errors import SaferunError, UsageError
 from tests.breadth import slow_but
 from tests.process.launching import REPOSITORY, Job, kill, running, state_of, two_lines, until
@@ -83,25 +83,25 @@ RANKS = (CaptureTarget(0, 110, "/tmp/hook/a0r0"), CaptureTarget(1, 111, ""))
 @pytest.mark.parametrize("target", ["100", RUN_ID, RUN_ID[:6]])
 def test_a_supervisor_and_a_run_id_mean_the_ranks(target: str) -> None:
     """Not the supervisor itself, nor its coordinator, nor again what a rank has started."""
-    assert find_scene(target, JOB).targets == RANKS
+    assert find_asked_processes(target, JOB).targets == RANKS
 
 
 def test_a_shell_above_the_supervisor_means_the_ranks_too() -> None:
-    assert find_scene("50", {**JOB, 50: stranger(50), 100: stranger(100, 50)}).targets == RANKS
+    assert find_asked_processes("50", {**JOB, 50: stranger(50), 100: stranger(100, 50)}).targets == RANKS
 
 
 def test_the_pid_of_a_rank_means_that_rank() -> None:
-    scene = find_scene("110", JOB)
-    assert (scene.targets, scene.has_ranks) == ((RANKS[0],), True)
+    asked = find_asked_processes("110", JOB)
+    assert (asked.targets, asked.has_ranks) == ((RANKS[0],), True)
 
 
 def test_the_pid_of_a_worker_means_that_process_of_its_rank() -> None:
-    assert find_scene("120", JOB).targets == (CaptureTarget(0, 120, "/tmp/hook/a0r0"),)
+    assert find_asked_processes("120", JOB).targets == (CaptureTarget(0, 120, "/tmp/hook/a0r0"),)
 
 
 def test_any_other_process_is_looked_at_as_well() -> None:
-    scene = find_scene("500", JOB)
-    assert (scene.targets, scene.has_ranks) == ((CaptureTarget(0, 500),), False)
+    asked = find_asked_processes("500", JOB)
+    assert (asked.targets, asked.has_ranks) == ((CaptureTarget(0, 500),), False)
 
 
 def test_a_job_inside_of_a_rank_is_found_by_its_supervisor() -> None:
@@ -111,29 +111,29 @@ def test_a_job_inside_of_a_rank_is_found_by_its_supervisor() -> None:
         member(210, 200, 0, run_id="fedcba9876543210"),
         member(211, 200, 1, run_id="fedcba9876543210"),
     )
-    assert [target.pid for target in find_scene("200", {**JOB, **inner}).targets] == [210, 211]
+    assert [target.pid for target in find_asked_processes("200", {**JOB, **inner}).targets] == [210, 211]
 
 
 def test_an_orphan_does_not_stand_in_for_its_rank() -> None:
     """A data-loader worker of an earlier attempt has the variables of a rank, and nobody for a parent."""
-    scene = find_scene(RUN_ID, {**JOB, 105: member(105, 1, 0), 106: member(106, 1, 1)})
-    assert [target.pid for target in scene.targets] == [110, 111]
-    assert scene.orphans == (105, 106)
+    asked = find_asked_processes(RUN_ID, {**JOB, 105: member(105, 1, 0), 106: member(106, 1, 1)})
+    assert [target.pid for target in asked.targets] == [110, 111]
+    assert asked.orphans == (105, 106)
 
 
 def test_a_rank_that_cannot_be_known_is_named_by_its_process() -> None:
     """In uninterruptible sleep, of a saferun that does not answer: its variables may not be read."""
     stuck = {112: stranger(112, 100, is_readable=False, is_stuck=True)}
     other = {501: stranger(501, 500, is_readable=False, is_stuck=True)}
-    scene = find_scene(RUN_ID, {**JOB, **stuck, **other})
-    assert scene.targets == RANKS
-    (remark,) = scene.remarks
+    asked = find_asked_processes(RUN_ID, {**JOB, **stuck, **other})
+    assert asked.targets == RANKS
+    (remark,) = asked.remarks
     assert "process 112 may be a rank" in remark
 
 
 def test_what_is_left_of_a_run_is_found_without_its_supervisor() -> None:
     orphans = host(stranger(1, 0), member(110, 1, 0), member(111, 1, 1))
-    assert [target.pid for target in find_scene(RUN_ID, orphans).targets] == [110, 111]
+    assert [target.pid for target in find_asked_processes(RUN_ID, orphans).targets] == [110, 111]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_word_that_means_nothing_is_explained(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError) as raised:
-        find_scene(target, processes)
+        find_asked_processes(target, processes)
     assert what in raised.value.what
     assert hint in raised.value.hint
     assert raised.value.hint
@@ -191,9 +191,9 @@ def run_directory(folder: Path, content: str) -> Path:
 def test_a_run_is_named_by_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
     path = run_directory(tmp_path, json.dumps({"run_id": RUN_ID}))
     monkeypatch.chdir(tmp_path)
-    scene = find_scene(target.format(path=path), JOB)
-    assert scene.targets == RANKS
-    assert scene.title == "run saferun-runs/20260101-120000-012345"
+    asked = find_asked_processes(target.format(path=path), JOB)
+    assert asked.targets == RANKS
+    assert asked.title == "run saferun-runs/20260101-120000-012345"
 
 
 def test_a_run_that_has_ended_leads_to_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_a_run_that_has_ended_leads_to_its_report(tmp_path: Path, monkeypatch: p
     (path / "report.txt").touch()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError) as raised:
-        find_scene("latest", JOB)
+        find_asked_processes("latest", JOB)
     assert raised.value.hint == "see saferun-runs/20260101-120000-012345/report.txt"
 
 
@@ -212,7 +212,7 @@ def test_a_directory_that_cannot_be_read_is_explained(
     run_directory(tmp_path, content)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"run\.json cannot be read"):
-        find_scene("latest", JOB)
+        find_asked_processes("latest", JOB)
 
 
 def test_the_processes_of_this_host_are_seen_as_they_are() -> None:

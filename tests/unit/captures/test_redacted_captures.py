@@ -222,8 +222,8 @@ def test_why_there_are_no_stacks_is_told_without_secrets(tmp_path: Path, monkeyp
     assert S not in str(error.value)
     capture = Capture(stacks=(StackDump(0, 9, True, "python", "", (), f"denied: token={S}"),))
     here = ctl_stacks.AskedProcesses("here", (CaptureTarget(0, os.getpid(), ""),))
-    monkeypatch.setattr(ctl_stacks, "find_scene", lambda *_args: here)
-    monkeypatch.setattr(ctl_stacks, "_capture_scene", lambda *_args, **_named: (capture, ""))
+    monkeypatch.setattr(ctl_stacks, "find_asked_processes", lambda *_args: here)
+    monkeypatch.setattr(ctl_stacks, "_capture_asked", lambda *_args, **_named: (capture, ""))
     with pytest.raises(UsageError, match="denied: token=<redacted>"):
         ctl_stacks.run(argparse.Namespace(target=str(os.getpid()), native=False, json=False))
 

@@ -11,7 +11,7 @@ from saferun.captures.wire import CaptureTarget
 from saferun.cluster.evidence import encode_part
 from saferun.ctl import job_stacks
 from saferun.ctl.job_stacks import JobStacks, read_job_stacks
-from saferun.ctl.live_stacks import picture, scene_of_job
+from saferun.ctl.live_stacks import asked_processes_of_job, picture
 from saferun.errors import UsageError
 from saferun.evidence.job_evidence import Capture, Evidence, Frame, StackDump, ThreadStack
 
@@ -87,10 +87,10 @@ def test_the_ranks_of_all_hosts_are_one_picture(monkeypatch: pytest.MonkeyPatch)
     found = stacks(monkeypatch, FIRST, answer(part(0, 0, 1), part(1, 2, 3, function="evaluate"), part(2, 4, 5)))
     assert found.remarks == ()
     assert found.evidence is not None
-    scene = scene_of_job("latest", found.evidence, found.silent)
-    assert scene.targets == tuple(CaptureTarget(rank, 100 + rank % 2) for rank in range(6))
-    assert scene.hosts == (("node0", (0, 1)), ("node1", (2, 3)), ("node2", (4, 5)))
-    lines = picture(scene, found.evidence.capture)
+    asked = asked_processes_of_job("latest", found.evidence, found.silent)
+    assert asked.targets == tuple(CaptureTarget(rank, 100 + rank % 2) for rank in range(6))
+    assert asked.hosts == (("node0", (0, 1)), ("node1", (2, 3)), ("node2", (4, 5)))
+    lines = picture(asked, found.evidence.capture)
     assert lines[0] == "run latest, 3 hosts: ranks 0-5; 6 processes"
     assert any("ranks 2-3" in line and "evaluate" in line for line in lines)
 

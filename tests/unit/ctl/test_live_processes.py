@@ -52,8 +52,8 @@ def test_a_process_that_is_not_a_rank_is_called_none_also_where_it_has_no_stacks
     thread = ThreadStack("MainThread", 8, is_main=True, active=True, owns_gil=False, frames=())
     shell = StackDump(0, 7, is_rank=True, name="bash", tool="", threads=(), failure="bash is not a Python process")
     below = StackDump(0, 8, is_rank=False, name="python", tool="py-spy", threads=(thread,))
-    scene = live_stacks.AskedProcesses("process 7 (bash)", (CaptureTarget(0, 7),), has_ranks=has_ranks)
-    lines = live_stacks.picture(scene, Capture(stacks=(shell, below)))
+    asked = live_stacks.AskedProcesses("process 7 (bash)", (CaptureTarget(0, 7),), has_ranks=has_ranks)
+    lines = live_stacks.picture(asked, Capture(stacks=(shell, below)))
     assert lines[0] == f"process 7 (bash): {'rank 0' if has_ranks else 'not a rank'}; 2 processes"
     assert f"  pid 7 (bash{', rank 0' if has_ranks else ''}): bash is not a Python process" in lines
     assert has_ranks or "rank 0" not in "\n".join(lines)
