@@ -17,7 +17,7 @@ from pathlib import Path
 from saferun.ctl import SUBCOMMANDS
 from saferun.files.file_server import FileServer
 from saferun.files.file_stream import LAZY
-from saferun.files.ring import DATA, OPEN, Record
+from saferun.files.ring import DATA, OPEN, RingRecord
 
 ROOT = Path(__file__).parents[1]
 RUNS, RANKS, LINES = 200, 64, 1_000_000
@@ -67,7 +67,7 @@ def make_output(folder: Path, lines_a_piece: int) -> Path:
     line = b"step 1234 loss 2.345 lr 0.001 tokens 123456 throughput 123.4 samples a second ok\n"
     piece = memoryview(line * lines_a_piece)
     for _ in range(LINES // RANKS // lines_a_piece):
-        records = [Record(DATA, rank + 1, piece, 0) for rank in range(RANKS)]
+        records = [RingRecord(DATA, rank + 1, piece, 0) for rank in range(RANKS)]
         for record in records:
             server.write(record.stream, [record.payload])
         server.note_times(records)

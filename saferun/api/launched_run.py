@@ -9,7 +9,7 @@ from typing import Any
 from saferun.api.rank_function import read_private
 from saferun.errors import suppress
 from saferun.files.run_dir import BASE
-from saferun.files.run_files import host_names, names_in, open_run, read_record
+from saferun.files.run_files import host_names, names_in, open_run, read_run_record
 from saferun.files.run_index import index_path, read_index
 from saferun.files.run_removal import open_base, run_names
 from saferun.text.decoding import MALFORMED, loads
@@ -32,7 +32,7 @@ def run_dir(pid: int, began: float, options: Sequence[str], environ: Mapping[str
         with suppress(OSError):
             fd = open_run(path)
             try:
-                record = read_record(fd)
+                record = read_run_record(fd)
             finally:
                 os.close(fd)
             is_it = record is not None and record.process is not None and record.process.pid == pid

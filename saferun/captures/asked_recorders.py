@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from saferun.captures.flight_recorder import REPLY_LIMIT_BYTES, NoAnswerError, ask_server, sockets_of
-from saferun.captures.recorder_waits import RecordedCalls, calls_of, rows_of
+from saferun.captures.recorder_waits import FlightRecorderCalls, calls_of, rows_of
 from saferun.captures.wire import CaptureTarget
 from saferun.model import JsonObject
 from saferun.text.decoding import loads
@@ -55,7 +55,7 @@ def ask_ranks(targets: Sequence[CaptureTarget]) -> JsonObject:
                 replies[target.rank] = [_ask(paths[0], "POST", f"/handler/{asked[1]}")]
         except NoAnswerError as error:
             return _failed(target, str(error), is_final=False)
-    recorded: dict[int, RecordedCalls] = {}
+    recorded: dict[int, FlightRecorderCalls] = {}
     for rank, (reply,) in replies.items():
         try:
             recorded[rank] = calls_of(loads(reply, longest=REPLY_LIMIT_BYTES, most=REPLY_LIMIT_BYTES))

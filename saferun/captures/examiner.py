@@ -105,9 +105,9 @@ class Examiner:
             self._helper.attach(self._poller, self._on_message, self._on_lost)
 
     def _serve(self, outbox: Outbox | None, connection: Socket) -> None:
-        from saferun.linux.held_code import Recorder
+        from saferun.linux.held_code import ImportRecorder
 
-        recorder = Recorder()
+        recorder = ImportRecorder()
         from saferun.captures.examiner_process import serve
 
         serve(connection, self._environ, recorder, outbox, kinds=self._kinds, modules=self._modules)

@@ -38,7 +38,7 @@ from saferun.model import JsonObject, Value
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.files.inbox import Outbox
-    from saferun.linux.held_code import Recorder
+    from saferun.linux.held_code import ImportRecorder
 
 EXAMINER_MODULES = (
     "saferun.evidence.job_evidence",
@@ -87,7 +87,7 @@ class _Work(Value):
 def serve(
     connection: Socket,
     environ: Mapping[str, str],
-    recorder: Recorder,
+    recorder: ImportRecorder,
     outbox: Outbox | None,
     *,
     kinds: Mapping[str, Callable[[Any], None]],

@@ -54,7 +54,7 @@ class Timed(Value):
     is_p2p: bool
 
 
-class RecordedCalls(Value):
+class FlightRecorderCalls(Value):
     """What the recorder of one rank has: the calls that are over, and the ranks of each group, where torch has them."""
 
     calls: tuple[Timed, ...]
@@ -65,10 +65,10 @@ class RecordedCalls(Value):
 _Spans = list[tuple[int, int]]
 
 
-def calls_of(content: object) -> RecordedCalls:
+def calls_of(content: object) -> FlightRecorderCalls:
     """What a recorder's dump holds, as decoded JSON."""
     if not isinstance(content, dict):
-        return RecordedCalls((), {}, frozenset())
+        return FlightRecorderCalls((), {}, frozenset())
     known = group_members(content)
     members: dict[str, frozenset[int]] = {}
     linked: set[str] = set()
@@ -104,10 +104,10 @@ def calls_of(content: object) -> RecordedCalls:
                 is_p2p or op == BATCH,
             )
         )
-    return RecordedCalls(tuple(calls), members, frozenset(linked))
+    return FlightRecorderCalls(tuple(calls), members, frozenset(linked))
 
 
-def rows_of(recorded: Mapping[int, RecordedCalls]) -> list[list[int]]:
+def rows_of(recorded: Mapping[int, FlightRecorderCalls]) -> list[list[int]]:
     """A row for each rank, as ``watchdog.recorded_stragglers`` reads them; none where they cannot be compared.
 
     Rank, samples, waits, their squares, blocks, their squares; 1 where durations were measured; and the numbers of the
@@ -140,7 +140,7 @@ def rows_of(recorded: Mapping[int, RecordedCalls]) -> list[list[int]]:
 
 
 def _whole_collectives(
-    within: Mapping[int, Sequence[Timed]], recorded: Mapping[int, RecordedCalls]
+    within: Mapping[int, Sequence[Timed]], recorded: Mapping[int, FlightRecorderCalls]
 ) -> dict[tuple[str, int], dict[int, Timed]]:
     """The calls of each collective whose ranks are all here, by rank."""
     found: dict[tuple[str, int], dict[int, Timed]] = {}
@@ -234,7 +234,7 @@ def _counts(spans: _Spans, begin: int, end: int) -> tuple[int, int, int, int, in
     )
 
 
-def _comparable(rank: int, recorded: RecordedCalls) -> list[int] | None:
+def _comparable(rank: int, recorded: FlightRecorderCalls) -> list[int] | None:
     """The groups whose ranks have the same part in the job as this one. Empty: all have; None: not known.
 
     Stages of a pipeline do different work and wait in turn, so that one of them is early at every collective. Those of

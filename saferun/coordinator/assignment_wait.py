@@ -1,4 +1,7 @@
-"""A host's side of a rendezvous: it publishes its record, and waits for its assignment. See ``record_collection``."""
+"""A host's side of a rendezvous: it publishes its record, and waits for its assignment.
+
+See ``host_record_collection``.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from saferun.coordinator.assignments import (
     HostAssignment,
     HostRecord,
     decode_assignment,
-    decode_record,
-    encode_record,
+    decode_host_record,
+    encode_host_record,
 )
 from saferun.coordinator.failure_messages import LONGEST_MESSAGE, publish_failure, read_failure
-from saferun.coordinator.record_collection import (
+from saferun.coordinator.host_record_collection import (
     MOVED,
     RECHECK_S,
     MovedError,
@@ -189,7 +192,7 @@ def _check_place(client: StoreClient, prefix: str, host: int, own: HostRecord, *
             raise MissedError
         return False
     # Until then nothing depends on whose it is: whoever comes second finds that out.
-    other = decode_record(client.find(key) or b"") if is_late else None
+    other = decode_host_record(client.find(key) or b"") if is_late else None
     if other is not None and other.born != own.born:
         raise _taken_error(other, own, host)
     return True
@@ -227,7 +230,7 @@ def is_for(text: bytes, own: HostRecord) -> bool:
 
 
 def _publish_record(client: StoreClient, prefix: str, host: int, rdzv: RendezvousRound, own: HostRecord) -> None:
-    key, text = f"{prefix}host/{host}", encode_record(own)
+    key, text = f"{prefix}host/{host}", encode_host_record(own)
     expected = b""
     while True:
         rdzv.check()
@@ -244,7 +247,7 @@ def _publish_record(client: StoreClient, prefix: str, host: int, rdzv: Rendezvou
             # This is what the store says where there is no such key any more.
             expected = b""
             continue
-        other = decode_record(found or b"")
+        other = decode_host_record(found or b"")
         if other is not None and other.born != own.born and not is_gone(other, own):
             error = _taken_error(other, own, host)
             publish_failure(client, prefix, error)

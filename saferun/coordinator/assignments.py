@@ -319,12 +319,12 @@ def name_of(host: int, expected: Sequence[str]) -> str:
 # -------------------------------------------------------------------------------------------------------------- as JSON
 
 
-def encode_record(record: HostRecord) -> str:
-    """The record as text that ``decode_record`` reads."""
+def encode_host_record(record: HostRecord) -> str:
+    """The record as text that ``decode_host_record`` reads."""
     return json.dumps(record._asdict())
 
 
-def decode_record(content: bytes | str) -> HostRecord | None:
+def decode_host_record(content: bytes | str) -> HostRecord | None:
     """A host's record; None where it is malformed or out of bounds."""
     record: HostRecord | None = typed(HostRecord, content)
     return record

@@ -23,6 +23,12 @@ from saferun.coordinator.assignment_wait import await_assignment
 from saferun.coordinator.assignments import HostRecord
 from saferun.coordinator.control_search import JOB_KEY, connect_again
 from saferun.coordinator.endpoint_store import find_endpoint_store, is_same_store
+from saferun.coordinator.host_record_collection import (
+    HostRecordCollection,
+    MovedError,
+    OnePortError,
+    attempt_prefix,
+)
 from saferun.coordinator.leader_address import (
     ASK_KEY,
     LeaderAddress,
@@ -33,12 +39,6 @@ from saferun.coordinator.leader_address import (
 )
 from saferun.coordinator.leader_search import LEADER_KEY, LeaderSearch
 from saferun.coordinator.prefix_store import prefix_class
-from saferun.coordinator.record_collection import (
-    MovedError,
-    OnePortError,
-    RecordCollection,
-    attempt_prefix,
-)
 from saferun.coordinator.rendezvous_file import await_file
 from saferun.coordinator.rendezvous_pace import RendezvousPace
 from saferun.coordinator.rendezvous_round import JobEndedError, JoinFailedError, RendezvousResult, RendezvousRound
@@ -389,7 +389,7 @@ class HandlerRendezvous:
         def mismatch() -> SecretMismatch | None:
             return mismatch_on_first_host(found, rdzv, job)
 
-        collection_of = partial(RecordCollection, mismatch=mismatch, goes_on=goes_on)
+        collection_of = partial(HostRecordCollection, mismatch=mismatch, goes_on=goes_on)
         client = serve(one_port=one_port)
         may_move = ranks is not None and not one_port
         is_asked_for = partial(found.check, ASK_KEY) if may_move else lambda: False

@@ -8,8 +8,8 @@ from typing import Any
 from saferun.cluster.join_messages import Replacement
 from saferun.coordinator.assignments import HostRecord, name_of
 from saferun.coordinator.failure_messages import failure_text
+from saferun.coordinator.host_record_collection import HostRecordCollection
 from saferun.coordinator.members import Members
-from saferun.coordinator.record_collection import RecordCollection
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
 from saferun.coordinator.store_client import StoreClient
 from saferun.text.wording import count_text
@@ -46,7 +46,7 @@ class SpareRounds:
             self._members.replace_leader(order, self._seat)
         self.replacements: tuple[Replacement, ...] = ()  # who has lost the place to whom in the last rendezvous
 
-    def collection(self, rdzv: RendezvousRound, client: StoreClient, prefix: str, **more: Any) -> RecordCollection:  # noqa: ANN401
+    def collection(self, rdzv: RendezvousRound, client: StoreClient, prefix: str, **more: Any) -> HostRecordCollection:  # noqa: ANN401
         """What collects the records of a rendezvous. ``more``: as it is in a job without spares."""
         if rdzv is not self._rdzv:  # else it moves to another store: whoever may come again has been found
             self._rdzv = rdzv
@@ -58,7 +58,7 @@ class SpareRounds:
             # The ranks would be fewer than the job was started with: a host that comes again is waited for.
             self._members.readmit()
             seats = self._members.expected(lambda _: False)
-        return RecordCollection(
+        return HostRecordCollection(
             client,
             prefix,
             self._started,
@@ -77,7 +77,7 @@ class SpareRounds:
             client.set(f"{prefix}assignment/{seat}", failure_text(error))
 
     def arrange(
-        self, rdzv: RendezvousRound, collection: RecordCollection, records: Sequence[HostRecord]
+        self, rdzv: RendezvousRound, collection: HostRecordCollection, records: Sequence[HostRecord]
     ) -> tuple[list[HostRecord], list[int], int]:
         """The records in order of the hosts' numbers, the seats of all but the first, and how many are spares.
 

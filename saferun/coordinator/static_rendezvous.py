@@ -22,6 +22,14 @@ from saferun.coordinator.control_finder import CONTROL_KEY, NO_CONTROL_S, Contro
 from saferun.coordinator.control_search import JOB_KEY, connect_again
 from saferun.coordinator.dial import shown
 from saferun.coordinator.failure_messages import publish_failure
+from saferun.coordinator.host_record_collection import (
+    HostRecordCollection,
+    MovedError,
+    OnePortError,
+    attempt_prefix,
+    forget_round,
+    left_error,
+)
 from saferun.coordinator.leader_address import (
     ASK_KEY,
     LeaderAddress,
@@ -29,14 +37,6 @@ from saferun.coordinator.leader_address import (
     publish_address,
 )
 from saferun.coordinator.prefix_store import PrefixStore, prefix_class
-from saferun.coordinator.record_collection import (
-    MovedError,
-    OnePortError,
-    RecordCollection,
-    attempt_prefix,
-    forget_round,
-    left_error,
-)
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousResult, RendezvousRound
 from saferun.coordinator.resumption import Resumption, SharedSecret
 from saferun.coordinator.secret_agreement import SecretAgreement
@@ -309,7 +309,7 @@ class StaticRendezvous:
             pass  # the first host is gone
         return error
 
-    def _open_round(self, rdzv: RendezvousRound) -> RecordCollection:
+    def _open_round(self, rdzv: RendezvousRound) -> HostRecordCollection:
         client, prefix = self._control, f"r{self._round}/"
         if isinstance(client.signer, SecretAgreement):
             client.signer.offer(client)
@@ -332,7 +332,7 @@ class StaticRendezvous:
             )
             rounds.refuse(client, prefix)
             return collection
-        return RecordCollection(
+        return HostRecordCollection(
             client, prefix, rdzv.most, can_probe=can_probe, is_asked_for=is_asked_for, mismatch=mismatch
         )
 

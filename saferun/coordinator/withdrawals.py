@@ -7,7 +7,7 @@ whose record is there. ``<n>`` is the host's seat (see ``members``).
 
 from __future__ import annotations
 
-from saferun.coordinator.assignments import decode_record
+from saferun.coordinator.assignments import decode_host_record
 from saferun.coordinator.failure_messages import failure_text, publish_failure, read_failure
 from saferun.coordinator.rendezvous_round import JoinFailedError
 from saferun.coordinator.store_client import StoreClient
@@ -42,6 +42,6 @@ def read_withdrawal(client: StoreClient, prefix: str, seat: int) -> JoinFailedEr
     reason = read_failure(client.find(f"{prefix}withdrawn/{seat}"))
     if reason is None:
         return None
-    record = decode_record(client.find(f"{prefix}host/{seat}") or b"")
+    record = decode_host_record(client.find(f"{prefix}host/{seat}") or b"")
     leaver = client.find(f"{prefix}leaver/{seat}") or b""
     return reason if record is None or record.born.encode() == leaver else None

@@ -13,7 +13,7 @@ from saferun.model import Value
 from saferun.text.wording import ranks_text
 
 
-class Recorded(Value):
+class RecordedRanks(Value):
     """What was recorded.
 
     Attributes:
@@ -29,7 +29,7 @@ class Recorded(Value):
 
 def record_ranks(
     target: str, ranks: Sequence[int], options: RecordOptions, *, on_begin: Callable[[], None]
-) -> Recorded:
+) -> RecordedRanks:
     """Record them.
 
     Args:
@@ -47,7 +47,7 @@ def record_ranks(
     if directory is not None:
         job = read_job_recording(directory, ranks, options, on_begin=on_begin)
         if job.recordings is not None:
-            return Recorded(name, job.recordings, job.remarks)
+            return RecordedRanks(name, job.recordings, job.remarks)
         remarks = job.remarks
     asked = find_asked_processes(target, read_processes())
     targets = [one for one in asked.targets if not ranks or one.rank in ranks]
@@ -57,4 +57,4 @@ def record_ranks(
     if len(targets) > MOST_RECORDED:
         raise UsageError(f"{asked.title} has {len(targets)} ranks here", f"name {MOST_RECORDED} at most with --rank")
     on_begin()
-    return Recorded(name, tuple(("", one) for one in record(targets, options)), remarks)
+    return RecordedRanks(name, tuple(("", one) for one in record(targets, options)), remarks)

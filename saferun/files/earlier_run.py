@@ -24,7 +24,7 @@ from saferun.files.run_files import (
     mtime_of,
     names_in,
     open_below,
-    read_record,
+    read_run_record,
     run_records,
     unheard_s,
 )
@@ -79,7 +79,7 @@ def set_aside(fd: int, host: str, *, leads: bool, hosts: Collection[str] = ()) -
         hosts: the names of all hosts of this run, this one among them; empty: they are not known.
     """
     deadline = time.monotonic() + _OTHERS_S
-    top = read_record(fd)
+    top = read_run_record(fd)
     records, led, earlier = _records_of(fd, host, top, leads=leads)
     # run.json comes first: it says whose all else is.
     names = [*(_OF_THE_JOB if leads else ()), host]
@@ -145,7 +145,7 @@ def _move_all(
     problems = list[str]()
     for name in names:
         problem = _move(fd, name, earlier)
-        moved = read_record(fd, f"{earlier}/{name}") if name == RUN_JSON and not problem else top
+        moved = read_run_record(fd, f"{earlier}/{name}") if name == RUN_JSON and not problem else top
         # A file system that renames by a copy changes the time.
         if moved != top and not (moved and top and moved._replace(written_at=top.written_at) == top):
             is_unreadable = moved is None and _exists(fd, f"{earlier}/{name}")
@@ -192,7 +192,7 @@ def _record_as_leader(fd: int, host: str, top: RunRecord | None) -> tuple[RunRec
     if top is not None and top.host == host:
         return top, ""
     for earlier in sorted((name for name in names_in(fd, _MOST_NAMES) if name.startswith(EARLIER)), reverse=True):
-        record = read_record(fd, f"{earlier}/{RUN_JSON}")
+        record = read_run_record(fd, f"{earlier}/{RUN_JSON}")
         if record is not None and record.host == host:
             # Where that run's files of the host are there, too, those outside are a later run's.
             return (None, "") if _exists(fd, f"{earlier}/{host}") else (record, earlier)
@@ -310,7 +310,7 @@ def _records_of_run(below: int, name: str, top: RunRecord) -> list[RunRecord]:
         top: the run.json of the run.
     """
     names = [one for one in names_in(below, _MOST_NAMES) if one.startswith("run") and one.endswith(".json")]
-    found = [read_record(below, one) for one in names]
+    found = [read_run_record(below, one) for one in names]
     if RUN_JSON not in names:
         found.append(top)
     records = [one for one in found if one is not None and one.host == name and _job_of(one) == _job_of(top)]
@@ -352,7 +352,7 @@ def keep_own_files(fd: int) -> str:
     Returns:
         The name of the new directory in it; empty: there are no such files, or they cannot be kept.
     """
-    found = [] if read_record(fd) is not None else [name for name in _OF_THE_JOB if _is_file(fd, name)]
+    found = [] if read_run_record(fd) is not None else [name for name in _OF_THE_JOB if _is_file(fd, name)]
     kept = ""
     with suppress(OSError):
         kept = _new_directory(fd) if found else ""

@@ -11,7 +11,7 @@ from saferun.errors import suppress
 from saferun.files.trees import open_parent
 from saferun.linux.ownership import open_ours
 from saferun.model import JsonObject
-from saferun.text.failure_record import LONGEST_BYTES, failure_lines, is_of, record_from, traceback_lines
+from saferun.text.failure_record import LONGEST_BYTES, failure_lines, failure_record_from, is_of, traceback_lines
 from saferun.text.redaction import redacted_json
 from saferun.text.secret_names import is_secret
 
@@ -51,7 +51,7 @@ def take_failure_record(
         try:
             status = os.fstat(fd)
             if stat.S_ISREG(status.st_mode):
-                record, written = record_from(os.read(fd, LONGEST_BYTES + 1)), status.st_mtime
+                record, written = failure_record_from(os.read(fd, LONGEST_BYTES + 1)), status.st_mtime
         finally:
             os.close(fd)
     if record is None:

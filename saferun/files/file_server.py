@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from saferun.files.inbox import Inbox
-    from saferun.files.ring import Record
+    from saferun.files.ring import RingRecord
 
 
 class FileServer:
@@ -94,7 +94,7 @@ class FileServer:
         if sink is not None:
             sink.write(blocks)
 
-    def note_times(self, records: Sequence[Record]) -> None:
+    def note_times(self, records: Sequence[RingRecord]) -> None:
         """These records of DATA have been appended: note when."""
         if self._index is not None:
             self._index.note(records)

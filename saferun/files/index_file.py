@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from saferun.errors import suppress
 from saferun.files.removed_file import QuietCheck, RemovalCheck
-from saferun.files.ring import Record
+from saferun.files.ring import RingRecord
 from saferun.files.time_index import LARGEST_BYTES, Growing, IndexWriter
 from saferun.files.trees import open_parent
 
@@ -44,7 +44,7 @@ class IndexFile:
         """A file is closed."""
         self._files.pop(stream, None)
 
-    def note(self, records: Sequence[Record]) -> None:
+    def note(self, records: Sequence[RingRecord]) -> None:
         """These records have just been appended."""
         files = self._files
         pieces = [(record.stream, len(record.payload)) for record in records if record.stream in files]

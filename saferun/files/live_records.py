@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from saferun.errors import suppress
-from saferun.files.run_files import read_record
+from saferun.files.run_files import read_run_record
 from saferun.linux.descriptors import close_on_error
 from saferun.linux.ownership import make_directory, open_directory, open_ours, open_temporary, remove_tree
 from saferun.linux.process_identity import is_living
@@ -210,7 +210,7 @@ def _is_record(name: str) -> bool:
 
 
 def _may_live(fd: int, path: str) -> bool:
-    record = read_record(fd, path)
+    record = read_run_record(fd, path)
     living = is_living(record.process) if record is not None and record.process is not None else None
     if living is not None:
         return living

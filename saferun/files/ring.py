@@ -26,7 +26,7 @@ _MUST_BYTES = 64 << 20
 _LEAST_SHARE_BYTES = 1 << 20
 
 
-class Record(Value):
+class RingRecord(Value):
     """A record. ``end`` is its place in the order of all bytes; ``payload`` is valid until ``release``."""
 
     kind: int
@@ -112,7 +112,7 @@ class Ring:
     # ----------------------------------------------------------------------------------------------------------------
     # Who takes
 
-    def take(self, most_bytes: int, *, everything: bool = False) -> list[Record]:
+    def take(self, most_bytes: int, *, everything: bool = False) -> list[RingRecord]:
         """The next records: some of DATA, or one of another kind. They count as taken when they are released.
 
         Args:
@@ -121,7 +121,7 @@ class Ring:
         """
         position = self._counters[_TAIL]
         end = self._counters[_HEAD if everything else _PUBLISHED]
-        records: list[Record] = []
+        records: list[RingRecord] = []
         size = 0
         while position < end and size < most_bytes:
             offset = position % self._size
@@ -138,7 +138,7 @@ class Ring:
             if kind != DATA and records:
                 break
             position += _RECORD.size + length
-            records.append(Record(kind, stream, self._view[at : at + length], position))
+            records.append(RingRecord(kind, stream, self._view[at : at + length], position))
             size += length
             if kind != DATA:
                 break
@@ -148,15 +148,15 @@ class Ring:
         """The taker begins with something that may take long."""
         self._counters[_BUSY] = stream
 
-    def is_done(self, record: Record) -> bool:
+    def is_done(self, record: RingRecord) -> bool:
         """Whether a taker that died had dealt with it."""
         return record.end <= self._counters[_DONE + record.stream]
 
-    def set_done(self, record: Record) -> None:
+    def set_done(self, record: RingRecord) -> None:
         """The records of this stream up to this one have been dealt with."""
         self._counters[_DONE + record.stream] = record.end
 
-    def release(self, last: Record) -> bool:
+    def release(self, last: RingRecord) -> bool:
         """All up to this record have been dealt with. Returns whether whoever puts wants to know."""
         self._counters[_TAIL] = last.end
         if self._counters[_WANTED]:

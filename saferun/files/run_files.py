@@ -125,7 +125,7 @@ def open_run(path: str) -> int:
 def read_state(fd: int, now: float | None = None) -> RunState:
     """The state of the run whose directory this is. ``now``: seconds since the epoch."""
     now = time.time() if now is None else now
-    records = [record for record in (read_record(fd),) if record is not None]
+    records = [record for record in (read_run_record(fd),) if record is not None]
     if not records:
         # Of a job of several hosts whose directories are not shared, this is one of the others.
         records = [record for host in host_names(fd) for record in _parts(fd, host)]
@@ -159,7 +159,7 @@ def living_records(fd: int, now: float | None = None, until: float = math.inf) -
         TimeoutError: it has taken longer.
     """
     now = time.time() if now is None else now
-    record = read_record(fd)
+    record = read_run_record(fd)
     living: list[RunRecord] = []
     records = [record] if record is not None else []
     end = record.end if record is not None else None
@@ -176,7 +176,7 @@ def living_records(fd: int, now: float | None = None, until: float = math.inf) -
 def may_live(fd: int, now: float | None = None) -> bool:
     """Whether a saferun of this run may still live, on any host. In doubt it does."""
     now = time.time() if now is None else now
-    record = read_record(fd)
+    record = read_run_record(fd)
     records = [record] if record is not None else []
     for host in host_names(fd):
         records += _parts(fd, host, is_any=True)
@@ -261,7 +261,7 @@ def open_below(fd: int, host: str) -> int:
 def run_records(below: int) -> list[RunRecord]:
     """The run.json files of the saferun processes of a host that do not lead the job. ``below``: its directory."""
     names = [name for name in names_in(below, _MOST_FILES) if name.startswith("run") and name.endswith(".json")]
-    return [record for name in names if (record := read_record(below, name)) is not None]
+    return [record for name in names if (record := read_run_record(below, name)) is not None]
 
 
 def has_ended(fd: int, record: RunRecord) -> bool:
@@ -288,7 +288,7 @@ def _parts(fd: int, name: str, *, is_any: bool = False) -> list[RunRecord]:
     return [record._replace(host=name) for record in records if is_any or record.host in {"", name}]
 
 
-def read_record(fd: int, name: str = RUN_JSON) -> RunRecord | None:
+def read_run_record(fd: int, name: str = RUN_JSON) -> RunRecord | None:
     """What a run.json says; None: there is none, or it is malformed."""
     try:
         content, written_at = _read_json(fd, name, _LONGEST_JSON)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from saferun.errors import suppress
 from saferun.files.file_server import FileServer
 from saferun.files.inbox import Inbox
-from saferun.files.ring import DATA, END, Record, Ring
+from saferun.files.ring import DATA, END, Ring, RingRecord
 from saferun.linux.bare_socket import Socket
 from saferun.linux.limits import raise_files
 from saferun.linux.signals import JOB_SIGNALS
@@ -102,9 +102,9 @@ def _drain(ring: Ring, server: FileServer, send: Callable[[JsonObject], None], *
     return False
 
 
-def _write(ring: Ring, server: FileServer, records: list[Record]) -> None:
+def _write(ring: Ring, server: FileServer, records: list[RingRecord]) -> None:
     """Append the records of each stream to its file, in one piece."""
-    streams: dict[int, list[Record]] = {}
+    streams: dict[int, list[RingRecord]] = {}
     new = [record for record in records if not ring.is_done(record)]
     for record in new:
         streams.setdefault(record.stream, []).append(record)

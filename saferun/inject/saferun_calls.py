@@ -120,7 +120,7 @@ class _Keeper:
         self._free.append(self._slot)
 
 
-class _Recorder:
+class _CallRecorder:
     """The mapping, and what writes into it.
 
     ``entries`` has the second number of a call's event by the ``id`` of the code, for chosen functions.
@@ -248,7 +248,7 @@ def _is_own(error: Exception) -> bool:
 class _Monitoring:
     """Python 3.12 and newer."""
 
-    def __init__(self, recorder: _Recorder, *, has_lines: bool) -> None:
+    def __init__(self, recorder: _CallRecorder, *, has_lines: bool) -> None:
         self._recorder = recorder
         self._has_lines = has_lines
         self._monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
@@ -351,7 +351,7 @@ class _Profile:
     written down.
     """
 
-    def __init__(self, recorder: "_Recorder", *, has_lines: bool) -> None:
+    def __init__(self, recorder: "_CallRecorder", *, has_lines: bool) -> None:
         self._recorder = recorder
         self._name = "settrace" if has_lines else "setprofile"
         self._has_lines = has_lines
@@ -483,7 +483,7 @@ def begin(prefix: str, wanted: str) -> None:
         os.unlink(path)  # of a process that had the number before
     except OSError:
         pass
-    recorder = _Recorder(path, chosen)
+    recorder = _CallRecorder(path, chosen)
     has_lines = what == "lines"
     if sys.version_info >= (3, 12):
         end = _Monitoring(recorder, has_lines=has_lines).begin()

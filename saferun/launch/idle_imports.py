@@ -157,7 +157,7 @@ class IdleImports(PartBase):
         on_imported: called once, when all of them are there.
         poller: the loop's.
         ask: has code read by another process: takes the modules and a time limit, and returns a descriptor to read
-            what :class:`saferun.linux.held_code.Recorder` writes from. Raises OSError where no process can read
+            what :class:`saferun.linux.held_code.ImportRecorder` writes from. Raises OSError where no process can read
             now, NoHelperError where none ever could, and NoHelperLeftError where none will.
         hurry: has the process that reads do so without pauses from now on.
         reader_runs: whether that process has run since the last call, or is ready to.

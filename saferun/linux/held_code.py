@@ -1,8 +1,8 @@
 """Imports from memory: the code of modules that another process has read.
 
-A process that may hang (with a ``Recorder``) imports modules as usual, and writes the code of each to a pipe. A process
-that may not hang (with ``HeldModules`` in its ``sys.meta_path``) reads that code, and imports from memory. From then on
-it never opens a file for an import: a module that is not in memory, and cannot be fetched, is missing.
+A process that may hang (with an ``ImportRecorder``) imports modules as usual, and writes the code of each to a pipe. A
+process that may not hang (with ``HeldModules`` in its ``sys.meta_path``) reads that code, and imports from memory. From
+then on it never opens a file for an import: a module that is not in memory, and cannot be fetched, is missing.
 
 A shared library is sent as a whole, and loaded from a memory file; from its own file where none can be executed, or
 found by a path (/proc is not mounted). The other process has just been able to read that one.
@@ -36,7 +36,7 @@ _END = ""
 _libraries = count()
 
 
-class Recorder:
+class ImportRecorder:
     """Records the code of the modules that this process imports, and that the process which gets it does not have yet.
 
     It is to be made while both have the same modules.

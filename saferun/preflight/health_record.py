@@ -24,7 +24,7 @@ _LONGEST_NAME = 128
 _LATEST_S = 1e11
 
 
-def read_record(path: str = HOST_RECORD) -> tuple[Pairs, float]:
+def read_health_record(path: str = HOST_RECORD) -> tuple[Pairs, float]:
     """The counters, and when they were read in seconds since the epoch; nothing and 0.0 where there is no record.
 
     It counts only if no other user than root and this one can have written it.
@@ -39,7 +39,7 @@ def read_record(path: str = HOST_RECORD) -> tuple[Pairs, float]:
         return (), 0.0
 
 
-def write_record(counts: Pairs, path: str = HOST_RECORD) -> str:
+def write_health_record(counts: Pairs, path: str = HOST_RECORD) -> str:
     """Keep counters for the next time. Returns why that cannot be; empty: it is done.
 
     Args:

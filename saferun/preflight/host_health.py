@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from saferun.linux.poller import Poller
 from saferun.preflight.check_process import HostChecks
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.health_record import HOST_RECORD, read_record, write_record
+from saferun.preflight.health_record import HOST_RECORD, read_health_record, write_health_record
 from saferun.preflight.results import SEVERITY, CheckResult
 
 NO_RECORD = "none"
@@ -33,7 +33,7 @@ def check_host(
         The results, the worst first. A check that is late, or breaks, is skipped.
     """
     path = _record_path(record)
-    earlier, since = read_record(path) if path else ((), 0.0)
+    earlier, since = read_health_record(path) if path else ((), 0.0)
     context = CheckContext(
         nproc=1,
         environ=dict(os.environ),
@@ -49,7 +49,7 @@ def check_host(
     )
     results = _run(context, timeout_s)
     counts = next((result.facts for result in results if result.name == "nic_errors"), ())
-    if path and counts and (why := write_record(counts, path)):
+    if path and counts and (why := write_health_record(counts, path)):
         results.append(CheckResult("record", "skipped", f"the counters are not kept: {why}"))
     return sorted(results, key=lambda result: -SEVERITY.get(result.verdict, 0))
 

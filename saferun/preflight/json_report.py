@@ -53,7 +53,7 @@ def preflight_part(preflight: Preflight, page: Page) -> JsonObject:
 def decision(row: DecisionRow, page: Page) -> JsonObject:
     """A decision as report.json has it."""
     next_step = row.next_step if row.next_step in _NEXT_STEPS else "finish"
-    return page.record("decisions", row, {"class_name": "class", "clock": ""}) | {"next_step": next_step}
+    return page.value("decisions", row, {"class_name": "class", "clock": ""}) | {"next_step": next_step}
 
 
 def verdict_of(result: CheckResult) -> str:
@@ -79,7 +79,7 @@ def _found(page: Page, preflight: Preflight) -> JsonObject:
 
 
 def _result(page: Page, result: CheckResult) -> JsonObject:
-    return page.record("results", result, {"name": "check", "class_name": "class", "facts": ""}) | {
+    return page.value("results", result, {"name": "check", "class_name": "class", "facts": ""}) | {
         "verdict": verdict_of(result),
         "facts": _pairs(page, "facts", result.facts),
     }
@@ -98,7 +98,7 @@ def _row(page: Page, row: MatrixRow) -> JsonObject:
 
 
 def _cell(page: Page, cell: Cell) -> JsonObject:
-    return page.record("matrix", cell, {"bytes_s": "bytes_per_s"}) | {
+    return page.value("matrix", cell, {"bytes_s": "bytes_per_s"}) | {
         "latency_s": _known(cell.latency_s),
         "bytes_per_s": _known(cell.bytes_s),
     }

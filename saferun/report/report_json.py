@@ -178,7 +178,7 @@ def build_report(
     # A quarter is for what cannot be cut.
     decided = Page(_DECISIONS_BYTES * 3 // 4)
     rows = decided.objects("decisions", kept_decisions, lambda row: decision(row, decided))
-    bad = Page(_BAD_HOSTS_BYTES * 3 // 4).records("bad_hosts", bad_hosts, {"clock": ""})
+    bad = Page(_BAD_HOSTS_BYTES * 3 // 4).values("bad_hosts", bad_hosts, {"clock": ""})
     checks = preflight_part(preflight, Page(_PREFLIGHT_BYTES * 3 // 4)) if preflight is not None else None
     entries = []
     for incident in kept:
@@ -270,8 +270,8 @@ def _why(page: Page, evidence: Evidence, diagnosis: Diagnosis) -> JsonObject:
     verdict, cause, first, output = evidence.hang, diagnosis.cause, diagnosis.first_failure, diagnosis.output
     names = {"lasted_s": "stalled_s", "busy": "busy_ranks"}
     return {
-        "verdict": page.record("verdict", verdict, names) if verdict is not None else None,
-        "cause": page.record("cause", cause, {"class_name": "class"}) if cause is not None else None,
+        "verdict": page.value("verdict", verdict, names) if verdict is not None else None,
+        "cause": page.value("cause", cause, {"class_name": "class"}) if cause is not None else None,
         "first_failure": _end(page, first) if first is not None else None,
         "output": _output(page, output) if output is not None else None,
     }
@@ -290,10 +290,10 @@ def _which_ranks(page: Page, evidence: Evidence, diagnosis: Diagnosis) -> JsonOb
         "abort_reason": _abort_reason(page, evidence.abort_reason) if evidence.abort_reason is not None else None,
         # Where there is not room for all, the silent ones come first.
         "hosts": page.objects("hosts", sorted(evidence.hosts, key=_is_heard), lambda host: _host(page, host)),
-        "wait_groups": page.records("wait_groups", diagnosis.groups),
+        "wait_groups": page.values("wait_groups", diagnosis.groups),
         # The place of a branch's parent is always before its own: a list that is cut is still a tree.
         "tree": page.objects("tree", branches_of(diagnosis.tree, culprits), lambda branch: _branch(page, branch)),
-        "tracebacks": page.records("tracebacks", diagnosis.tracebacks),
+        "tracebacks": page.values("tracebacks", diagnosis.tracebacks),
         "findings": page.first("findings", diagnosis.findings, page.text),
     }
 
@@ -307,7 +307,7 @@ def _captured(page: Page, capture: Capture, culprits: Sequence[int]) -> JsonObje
     link_names = {"unsent_bytes": "send_queue_bytes", "retries": "retransmits"}
     return {
         "host_status": page.lines("host_status", capture.host_lines),
-        "stuck_connections": page.records("stuck_connections", capture.links, link_names),
+        "stuck_connections": page.values("stuck_connections", capture.links, link_names),
         "processes": page.objects("processes", capture.processes, lambda process: _process(page, process)),
         "collectives": sorted(recorders, key=lambda row: row["rank"]),
         "last_calls": page.objects("last_calls", capture.calls, lambda rank: _calls(page, rank)),
@@ -354,7 +354,7 @@ def _end(page: Page, end: RankEnd) -> JsonObject:
 
 
 def _output(page: Page, output: RankOutput) -> JsonObject:
-    return page.record("output", output, {"error_time": ""}) | {"rank": _known(output.rank, 0)}
+    return page.value("output", output, {"error_time": ""}) | {"rank": _known(output.rank, 0)}
 
 
 def _branch(page: Page, branch: Branch) -> JsonObject:
@@ -369,7 +369,7 @@ def _branch(page: Page, branch: Branch) -> JsonObject:
 
 def _core(page: Page, core: CoreDump) -> JsonObject:
     frames, left_out = page.frames("cores", core.threads[0].frames[::-1] if core.threads else ())
-    return page.record("cores", core, {"signum": "signal", "threads": ""}) | {
+    return page.value("cores", core, {"signum": "signal", "threads": ""}) | {
         "signal": page.text(signal_name(core.signum)),
         "crashing_thread": frames[::-1],
         "frames_omitted": left_out,
@@ -380,12 +380,12 @@ def _core(page: Page, core: CoreDump) -> JsonObject:
 def _oom(page: Page, oom: OomKill | None) -> JsonObject | None:
     if oom is None:
         return None
-    return page.record("oom", oom) | {"limit_bytes": _known(oom.limit_bytes), "rss_bytes": _known(oom.rss_bytes)}
+    return page.value("oom", oom) | {"limit_bytes": _known(oom.limit_bytes), "rss_bytes": _known(oom.rss_bytes)}
 
 
 def _abort_reason(page: Page, reason: AbortReason) -> JsonObject:
     rank = _known(reason.rank, 0) if reason.rank is not None else None
-    return page.record("abort_reason", reason, {"label": "host"}) | {"rank": rank}
+    return page.value("abort_reason", reason, {"label": "host"}) | {"rank": rank}
 
 
 def _is_heard(host: HostView) -> bool:
@@ -406,14 +406,14 @@ def _host(page: Page, host: HostView) -> JsonObject:
 
 
 def _process(page: Page, process: ProcessSnapshot) -> JsonObject:
-    return page.record("processes", process, {"command": "", "waits": "", "unreadable": ""}) | {
+    return page.value("processes", process, {"command": "", "waits": "", "unreadable": ""}) | {
         "command": page.command(process.command),
         "tracer_pid": _known(process.tracer_pid),
     }
 
 
 def _note(page: Page, note: CaptureNote) -> JsonObject:
-    return page.record("captures", note, {"path": "file"}) | {"rank": _known(note.rank, 0), "pid": _known(note.pid)}
+    return page.value("captures", note, {"path": "file"}) | {"rank": _known(note.rank, 0), "pid": _known(note.pid)}
 
 
 def _known(value: int, least: int = 1) -> int | None:

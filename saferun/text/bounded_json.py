@@ -86,7 +86,7 @@ class Page:
 
         return self.first(name, values, counted)
 
-    def record(self, name: str, value: Any, names: Mapping[str, str] = MappingProxyType({})) -> JsonObject:  # noqa: ANN401 - a named tuple
+    def value(self, name: str, value: Any, names: Mapping[str, str] = MappingProxyType({})) -> JsonObject:  # noqa: ANN401 - a named tuple
         """The fields of a value as an object: each is converted by its type.
 
         Args:
@@ -97,16 +97,16 @@ class Page:
         fields = ((names.get(field, field), item) for field, item in value._asdict().items())
         return {field: self._converted(name, item) for field, item in fields if field}
 
-    def records(self, name: str, values: Sequence[Any], names: Mapping[str, str] = MappingProxyType({})) -> list[Any]:
+    def values(self, name: str, values: Sequence[Any], names: Mapping[str, str] = MappingProxyType({})) -> list[Any]:
         """The first values, each as such an object."""
-        return self.objects(name, values, lambda value: self.record(name, value, names))
+        return self.objects(name, values, lambda value: self.value(name, value, names))
 
     def _converted(self, name: str, value: Any) -> Any:  # noqa: ANN401 - JSON
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, tuple):
             if hasattr(value, "_fields"):
-                return self.record(name, value)
+                return self.value(name, value)
             return self.ranks(name, value) if all(type(item) is int for item in value) else self.lines(name, value)
         if value is None or isinstance(value, bool):
             return value

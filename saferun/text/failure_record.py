@@ -14,7 +14,15 @@ from saferun.text.decoding import MALFORMED, loads, number_or, text_or_empty
 from saferun.text.redaction import lines_without_keys, redacted_text
 from saferun.text.wording import CONTEXT, DIRECT, size_text
 
-__all__ = ["LONGEST_BYTES", "failure_lines", "is_of", "local_text", "memory_parts", "record_from", "traceback_lines"]
+__all__ = [
+    "LONGEST_BYTES",
+    "failure_lines",
+    "failure_record_from",
+    "is_of",
+    "local_text",
+    "memory_parts",
+    "traceback_lines",
+]
 
 LONGEST_BYTES = 256 << 10
 """Twice as long as a rank writes it."""
@@ -32,7 +40,7 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "/lib64/pytho
 _VERSION = 1
 
 
-def record_from(content: bytes, *, longest: int = LONGEST_BYTES) -> JsonObject | None:
+def failure_record_from(content: bytes, *, longest: int = LONGEST_BYTES) -> JsonObject | None:
     """The record; None where it is none, or exceeds a bound."""
     try:
         found = loads(content, longest=longest, deepest=_DEEPEST, most=_MOST_ITEMS)

@@ -16,7 +16,7 @@ import os, sys, time
 from saferun.linux.poller import Poller
 from saferun.launch.idle_imports import IdleImports
 from saferun.linux.helper import NoHelperError
-from saferun.linux.held_code import Recorder
+from saferun.linux.held_code import ImportRecorder
 
 def write(content):
     while content:
@@ -35,7 +35,7 @@ def read_by_a_fork(names, budget_s):
     return read_end
 
 def in_fork(names):
-    Recorder().write(names, write)
+    ImportRecorder().write(names, write)
 
 def turn_until(condition):
     give_up_at = time.monotonic() + 60
@@ -76,7 +76,7 @@ os.set_inheritable(100, True)
 
 def in_fork(names):
     os.read(100, 1)
-    Recorder().write(names, write)
+    ImportRecorder().write(names, write)
 """
 
 
@@ -200,7 +200,7 @@ def test_where_nothing_can_be_read_imports_fail_and_nobody_waits_for_ever() -> N
         def in_fork(names):
             os.close(101)
             os.read(100, 1)  # what does not answer
-            Recorder().write(names, write)
+            ImportRecorder().write(names, write)
 
         def call():
             try:
@@ -338,9 +338,9 @@ def test_a_reader_that_is_killed_is_asked_again() -> None:
 
         def in_fork(names):
             if len(asked) == 1:
-                Recorder().write(names, lambda content: write(content[: len(content) // 2]))
+                ImportRecorder().write(names, lambda content: write(content[: len(content) // 2]))
                 os._exit(1)
-            Recorder().write(names, write)
+            ImportRecorder().write(names, write)
 
         imports = make(["colorsys"])
         imports.begin()

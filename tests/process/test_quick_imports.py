@@ -14,7 +14,7 @@ from types import CodeType, ModuleType
 
 import pytest
 
-from saferun.linux.held_code import Recorder
+from saferun.linux.held_code import ImportRecorder
 from saferun.linux.quick_imports import QuickFinder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -123,7 +123,7 @@ def test_whoever_replaces_pythons_method_sees_every_module(folder: Path) -> None
     """The examiner reads modules for the supervisor this way."""
     py_compile.compile(str(folder / "tea.py"))
     written: list[bytes] = []
-    recorder = Recorder()
+    recorder = ImportRecorder()
     recorder.write(["shop.tea"], written.append)
     recorder.end()
     assert any(b"shop.tea" in record and b"first" in record for record in written)

@@ -45,10 +45,10 @@ from saferun.coordinator.assignments import (
     TaskRecord,
     assign,
     decode_assignment,
-    decode_record,
+    decode_host_record,
     encode_assignment,
 )
-from saferun.coordinator.assignments import encode_record as record_text
+from saferun.coordinator.assignments import encode_host_record as record_text
 from saferun.coordinator.failure_messages import read_failure
 from saferun.coordinator.heartbeats import read_state
 from saferun.coordinator.job_log import JobLog
@@ -245,7 +245,7 @@ DECODERS: dict[str, Decoder] = {
     "pieces": Decoder(lambda content: chunk_from(text_of(content)), (piece().encode(),), MALFORMED),
     "chunk": Decoder(lambda content: decode_part(text_of(content)), (PART,)),
     "states": Decoder(read_state, dumped(STATE)),
-    "records": Decoder(decode_record, (record_text(RECORD).encode(),)),
+    "records": Decoder(decode_host_record, (record_text(RECORD).encode(),)),
     "assignments": Decoder(decode_assignment, (encode_assignment(assign([RECORD, RECORD])[1]).encode(),)),
     "notes": Decoder(
         lambda content: decode_note(content, "node1", "job"), (encode_note("other", 1, "n", "job").encode(),)

@@ -85,9 +85,9 @@ def _completed(context: CheckContext) -> CheckContext:
 
         context = context._replace(vendor=gpu_vendor() or "none")
     if not context.earlier and not context.is_of_host and context.root == "/":
-        from saferun.preflight.health_record import read_record
+        from saferun.preflight.health_record import read_health_record
 
-        context = context._replace(earlier=read_record()[0])
+        context = context._replace(earlier=read_health_record()[0])
     return context
 
 

@@ -35,7 +35,7 @@ from saferun.report.page.page_model import (
     Verdict,
 )
 from saferun.report.page.rank_records import build_calls, build_failures, build_steps
-from saferun.report.page.run_contents import HostGpus, RankRecord, RunFiles, RunJson
+from saferun.report.page.run_contents import FailureRecord, HostGpus, RunFiles, RunJson
 from saferun.report.page.stack_tree import build_stacks, call_of
 from saferun.report.page.timeline import build_timelines
 from saferun.report.page.wait_graph import build_group_tables, build_wait_graph
@@ -103,7 +103,7 @@ def build_page(files: RunFiles, clock: Callable[[float], str], scale: float = 1.
         run=tuple(_run_facts(run, files, clock)),
         command=shown(" ".join(redacted_arguments(run.command[:1000])), 2000),
         verdict=verdict,
-        main=_incident(main, clock, scale, files.records, files.gpus) if main is not None else None,
+        main=_incident(main, clock, scale, files.failure_records, files.gpus) if main is not None else None,
         earlier=tuple(_incident(incident, clock, scale / 4, ()) for incident in earlier),
         timeline=whole,
         closing=closing,
@@ -122,8 +122,8 @@ def build_page(files: RunFiles, clock: Callable[[float], str], scale: float = 1.
         version=shown(report.saferun_version or __version__, 40),
         world_size=_world_size(files),
         failures=(
-            *build_failures(files.records, culprits, clock, scale),
-            *build_failures(files.earlier_records, frozenset(), clock, scale / 4, is_earlier=True),
+            *build_failures(files.failure_records, culprits, clock, scale),
+            *build_failures(files.earlier_failure_records, frozenset(), clock, scale / 4, is_earlier=True),
         ),
     )
 
@@ -256,7 +256,7 @@ def _incident(
     incident: IncidentPart,
     clock: Callable[[float], str],
     scale: float,
-    records: Sequence[RankRecord],
+    records: Sequence[FailureRecord],
     gpus: Sequence[HostGpus] = (),
 ) -> IncidentRow:
     culprits = incident.culprits

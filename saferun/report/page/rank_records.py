@@ -20,7 +20,7 @@ from saferun.report.page.page_model import (
     RankCallsView,
     Table,
 )
-from saferun.report.page.run_contents import RankRecord
+from saferun.report.page.run_contents import FailureRecord
 from saferun.report.text_diagram import file_text, frame_text, is_user_code, rank_ranges
 from saferun.text.bounded_json import shown
 from saferun.text.decoding import MALFORMED, number_or, text_or_empty
@@ -37,7 +37,7 @@ _LINKS = {"cause": "caused by", "context": "while this was being handled:", "mem
 
 
 def build_failures(
-    records: Sequence[RankRecord],
+    records: Sequence[FailureRecord],
     culprits: frozenset[int],
     clock: Callable[[float], str],
     scale: float,
@@ -63,7 +63,7 @@ def build_failures(
     return tuple(views)
 
 
-def _failure(one: RankRecord, culprits: frozenset[int], clock: Callable[[float], str], scale: float) -> FailureView:
+def _failure(one: FailureRecord, culprits: frozenset[int], clock: Callable[[float], str], scale: float) -> FailureView:
     record = one.record
     most = max(int(_MOST_EXCEPTIONS * scale), 1)
     rows = _objects(record, "exceptions")
@@ -143,7 +143,7 @@ def build_steps(incident: IncidentPart | None, scale: float) -> Table | None:
 
 
 def build_calls(
-    incident: IncidentPart | None, records: Sequence[RankRecord], scale: float
+    incident: IncidentPart | None, records: Sequence[FailureRecord], scale: float
 ) -> tuple[RankCallsView, ...]:
     """The last calls of the ranks, those of the cause first; of a rank that was not captured as its record has them."""
     culprits = incident.culprits if incident is not None else frozenset()

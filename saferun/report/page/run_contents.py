@@ -135,7 +135,7 @@ class RankTail(Value):
     omitted_bytes: int
 
 
-class RankRecord(Value):
+class FailureRecord(Value):
     """The failure record of a rank: decoded JSON, of which nothing is believed."""
 
     host: str
@@ -155,8 +155,8 @@ class RunFiles(Value):
     """What there is of a run.
 
     Attributes:
-        records: of ranks of the attempt whose output is there.
-        earlier_records: of ranks that were the cause of the end of attempts before it, the newest first.
+        failure_records: of ranks of the attempt whose output is there.
+        earlier_failure_records: of ranks that were the cause of the end of attempts before it, the newest first.
         gpus: of the hosts, as they were captured last in that attempt.
         notes: what could not be read, one line each.
         owner: the user whose directory it is; -1: not known.
@@ -168,8 +168,8 @@ class RunFiles(Value):
     run: RunJson | None = None
     hosts: tuple[HostEvents, ...] = ()
     tails: tuple[RankTail, ...] = ()
-    records: tuple[RankRecord, ...] = ()
-    earlier_records: tuple[RankRecord, ...] = ()
+    failure_records: tuple[FailureRecord, ...] = ()
+    earlier_failure_records: tuple[FailureRecord, ...] = ()
     gpus: tuple[HostGpus, ...] = ()
     notes: tuple[str, ...] = ()
     owner: int = -1

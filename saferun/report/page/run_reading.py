@@ -16,16 +16,16 @@ from saferun.model import JsonObject
 from saferun.report.page.contents import LONGEST_FILE, ReportPart, decode_preflight, decode_report
 from saferun.report.page.run_contents import (
     EventLine,
+    FailureRecord,
     HostEvents,
     HostGpus,
-    RankRecord,
     RankTail,
     RunFiles,
     decode_events,
     decode_run_json,
 )
 from saferun.text.decoding import MALFORMED, loads
-from saferun.text.failure_record import record_from
+from saferun.text.failure_record import failure_record_from
 
 _MOST_HOSTS = 16_384
 _EVENTS_BYTES = 48 << 20
@@ -68,7 +68,7 @@ def read_run(path: str, *, patience_s: float = 20.0) -> RunFiles:
         tails = directory.tails(names, attempt, culprits)
         gpus = directory.gpus(names, attempt)
         records, notes = directory.records, directory.notes
-        earlier = directory.earlier_records(names, _earlier(report))
+        earlier = directory.earlier_failure_records(names, _earlier(report))
     finally:
         os.close(fd)
     name = os.path.basename(os.path.realpath(path))
@@ -124,7 +124,7 @@ class _Directory:
 
     def __init__(self, fd: int, give_up_at: float) -> None:
         self.notes: list[str] = []
-        self.records: list[RankRecord] = []
+        self.records: list[FailureRecord] = []
         self._fd = fd
         self.owner = os.fstat(fd).st_uid
         # A page that root makes is the owner's: it shows no file of root's that has been moved or linked there.
@@ -194,7 +194,7 @@ class _Directory:
                 if number < _MOST_TRIED and len(self.records) < _MOST_RECORDS:
                     known = self._record(fd)
                     if known is not None:
-                        self.records.append(RankRecord(host, attempt, rank, known))
+                        self.records.append(FailureRecord(host, attempt, rank, known))
                 for stream in _STREAMS:
                     size = _MOST_OUTPUT if rank in culprits else share
                     content, omitted_bytes = self._read(fd, f"{stream}.log", size)
@@ -227,12 +227,14 @@ class _Directory:
                             return decoded
         return {}
 
-    def earlier_records(self, names: Sequence[str], attempts: Mapping[int, frozenset[int]]) -> list[RankRecord]:
+    def earlier_failure_records(
+        self, names: Sequence[str], attempts: Mapping[int, frozenset[int]]
+    ) -> list[FailureRecord]:
         """The failure records of some ranks of other attempts. A few are looked for: any rank may be on any host."""
         candidates = (
             (host, attempt, rank) for attempt, ranks in attempts.items() for rank in sorted(ranks) for host in names
         )
-        found: list[RankRecord] = []
+        found: list[FailureRecord] = []
         for host, attempt, rank in islice(candidates, _MOST_TRIED):
             if len(found) >= _MOST_RECORDS or self._is_late("failure records"):
                 break
@@ -240,12 +242,12 @@ class _Directory:
                 with _opened(f"{host}/attempt_{attempt}/rank_{rank}", self._fd) as fd:
                     record = self._record(fd)
                 if record is not None:
-                    found.append(RankRecord(host, attempt, rank, record))
+                    found.append(FailureRecord(host, attempt, rank, record))
         return found
 
     def _record(self, fd: int) -> JsonObject | None:
         record, omitted_bytes = self._read(fd, "failure.json", _LONGEST_RECORD)
-        return record_from(record, longest=_LONGEST_RECORD) if record and not omitted_bytes else None
+        return failure_record_from(record, longest=_LONGEST_RECORD) if record and not omitted_bytes else None
 
     def _is_late(self, what: str) -> bool:
         if time.monotonic() < self._give_up_at:

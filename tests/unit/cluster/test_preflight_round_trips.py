@@ -12,9 +12,9 @@ from saferun.coordinator.assignments import (
     TaskRecord,
     assign,
     decode_assignment,
-    decode_record,
+    decode_host_record,
     encode_assignment,
-    encode_record,
+    encode_host_record,
 )
 from saferun.coordinator.job_log import LONGEST_MESSAGE_BYTES
 from saferun.model import JsonObject
@@ -71,7 +71,7 @@ def test_host_info_and_endpoint_travel_with_the_record_to_the_leader_and_to_thos
             host_info=encode_host_info(info),
             probe_endpoint=encode_endpoint(ENDPOINT),
         )
-        read = decode_record(encode_record(record))
+        read = decode_host_record(encode_host_record(record))
         assert read == record
         records.append(record)
     assignment = decode_assignment(encode_assignment(assign(records)[0]))
@@ -89,7 +89,7 @@ def test_an_endpoint_of_many_interfaces_fits_into_the_record() -> None:
     routes = tuple((f"enp{i}s0f0v12", f"fe80:1234:5678:9abc:def0:1234:5678:{i:x}%enp{i}s0f0v12") for i in range(200))
     text = encode_endpoint(ENDPOINT._replace(routes=routes))
     record = HostRecord("node0", (TaskRecord(2, "default", 7),), probe_endpoint=text)
-    assert decode_record(encode_record(record)) == record
+    assert decode_host_record(encode_host_record(record)) == record
     endpoint = decode_endpoint(text)
     assert endpoint is not None
     assert endpoint.routes[:16] == routes[:16]

@@ -16,10 +16,10 @@ from saferun.coordinator.assignments import (
     assign,
     chunk_limit_bytes,
     decode_assignment,
-    decode_record,
+    decode_host_record,
     disagreement,
     encode_assignment,
-    encode_record,
+    encode_host_record,
     label_hosts,
     missing_text,
 )
@@ -100,7 +100,7 @@ def test_a_label_is_the_name_where_that_is_enough() -> None:
 def test_records_and_places_survive_the_way(records: list[HostRecord]) -> None:
     """They are read as they were written."""
     for record, assignment in zip(records, assign(records), strict=True):
-        assert decode_record(encode_record(record)) == record
+        assert decode_host_record(encode_host_record(record)) == record
         assert decode_assignment(encode_assignment(assignment)) == assignment
 
 
@@ -114,15 +114,15 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 @given(RECORDS, st.data())
 def test_a_malformed_record_is_none(record: HostRecord, data: st.DataObject) -> None:
     """Whatever another host writes, nothing breaks here, and what is accepted is within bounds."""
-    fields = json.loads(encode_record(record))
+    fields = json.loads(encode_host_record(record))
     field = data.draw(st.sampled_from(sorted(fields)))
     for mutant in ({**fields, field: data.draw(JSON)}, {key: fields[key] for key in fields if key != field}):
-        found = decode_record(json.dumps(mutant))
+        found = decode_host_record(json.dumps(mutant))
         if found is not None:
             assert all(0 <= task.nproc <= 4096 for task in found.tasks)
             assert found.tasks
             assert assign([found])[0].attempt == found.attempt
-            assert decode_record(encode_record(found)) == found
+            assert decode_host_record(encode_host_record(found)) == found
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,9 @@ def test_a_malformed_record_is_none(record: HostRecord, data: st.DataObject) -> 
 def test_a_record_that_no_host_can_mean_is_none(changes: dict[str, Any]) -> None:
     """The leader keeps something of each rank, and all hosts adopt the highest numbers."""
     record = HostRecord("node1", (TaskRecord(4096, "default", 1),) * 16, attempt=1 << 20, restarts=1 << 20)
-    fields = json.loads(encode_record(record))
-    assert decode_record(json.dumps(fields)) == record
-    assert decode_record(json.dumps({**fields, **changes})) is None
+    fields = json.loads(encode_host_record(record))
+    assert decode_host_record(json.dumps(fields)) == record
+    assert decode_host_record(json.dumps({**fields, **changes})) is None
 
 
 @given(JOBS, st.data())
@@ -157,9 +157,9 @@ def test_a_malformed_place_is_none(records: list[HostRecord], data: st.DataObjec
 def test_hosts_of_another_state_of_saferun_are_understood() -> None:
     """Some hosts of a job may have been updated, or all while it runs."""
     record = HostRecord("node1", (TaskRecord(1, "default", 1),), has_met=True, serves_rendezvous=True)
-    fields = json.loads(encode_record(record))
+    fields = json.loads(encode_host_record(record))
     del fields["has_met"], fields["serves_rendezvous"]
-    assert decode_record(json.dumps(fields)) == record._replace(has_met=False, serves_rendezvous=False)
+    assert decode_host_record(json.dumps(fields)) == record._replace(has_met=False, serves_rendezvous=False)
     assignment = assign([record])[0]
     fields = json.loads(encode_assignment(assignment))
     del fields["has_begun"]
@@ -170,22 +170,22 @@ def test_hosts_of_another_state_of_saferun_are_understood() -> None:
 def test_bytes_that_are_no_json_are_none(content: bytes) -> None:
     """Foreign stores hold anything."""
     assert decode_assignment(content) is None
-    assert decode_record(content) is None
+    assert decode_host_record(content) is None
 
 
 def test_what_is_too_long_or_too_deep_is_none() -> None:
     """A record is small."""
     record = HostRecord("node1", (TaskRecord(1, "default", 1),))
-    assert decode_record(encode_record(record._replace(files="x" * 5000))) is None
-    assert decode_record(encode_record(record._replace(tasks=record.tasks * 5000))) is None
-    assert decode_record(b"[" * 100_000) is None
-    assert decode_record(b" " * (2 << 20)) is None
+    assert decode_host_record(encode_host_record(record._replace(files="x" * 5000))) is None
+    assert decode_host_record(encode_host_record(record._replace(tasks=record.tasks * 5000))) is None
+    assert decode_host_record(b"[" * 100_000) is None
+    assert decode_host_record(b" " * (2 << 20)) is None
 
 
 def test_a_name_from_another_host_cannot_reach_the_terminal_raw() -> None:
     """It is shown to people."""
     record = HostRecord("a\x1b[2Jb", (TaskRecord(1, "default", 1),))
-    found = decode_record(encode_record(record))
+    found = decode_host_record(encode_host_record(record))
     assert found is not None
     assert found.name == r"a\x1b[2Jb"
 

@@ -20,9 +20,9 @@ from saferun.coordinator.assignments import (
     TaskRecord,
     assign,
     encode_assignment,
-    encode_record,
+    encode_host_record,
 )
-from saferun.coordinator.record_collection import MovedError, RecordCollection
+from saferun.coordinator.host_record_collection import HostRecordCollection, MovedError
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
 from saferun.coordinator.secrecy import Secrecy
 from saferun.coordinator.secret_agreement import OFFER_KEY, SecretAgreement
@@ -132,7 +132,7 @@ def meet(store: MemoryStore, hosts: Sequence[Host], *, prefix: str = "r0/") -> l
     threads = [follow(store, host, number, prefix=prefix) for number, host in enumerate(hosts) if number]
 
     def lead() -> HostAssignment:
-        collection = RecordCollection(leader.client, prefix, len(hosts), can_probe=False)
+        collection = HostRecordCollection(leader.client, prefix, len(hosts), can_probe=False)
         return collection.publish_assignments(collection.collect(rdzv_of("node0"), record("node0")))
 
     thread, results = in_background(lead)
@@ -284,7 +284,7 @@ def test_a_place_that_nobody_has_signed_is_not_taken_by_who_has_the_secret() -> 
     forged = json.dumps({**assign([record("evil"), record("node1")])[1]._asdict(), "to": "born node1", "signed": "no"})
     store.write("r0/assignment/1", forged)
     thread, results = follow(store, host, 1)
-    collection = RecordCollection(leader.client, "r0/", 2, can_probe=False)
+    collection = HostRecordCollection(leader.client, "r0/", 2, can_probe=False)
     records = collection.collect(rdzv_of("node0"), record("node0"))
     until(lambda: host.ignored() == "r0/assignment/1")
     assert not results
@@ -300,11 +300,11 @@ def test_a_record_that_somebody_else_has_signed_is_handed_in_again() -> None:
     leader, host, other = (Host(store, channel.of_host(), job=job) for job in ("0123", "0123", "4567"))
     leader.agreement.offer(leader.client)
     other.agreement.offer(other.client)
-    other.client.set("r0/host/1", encode_record(record("evil")))
+    other.client.set("r0/host/1", encode_host_record(record("evil")))
     store.values.pop(OFFER_KEY)
     leader.agreement.offer(leader.client)
     assert is_signed(store.values["r0/host/1"])
-    collection = RecordCollection(leader.client, "r0/", 2, can_probe=False)
+    collection = HostRecordCollection(leader.client, "r0/", 2, can_probe=False)
     thread, results = in_background(
         lambda: collection.publish_assignments(collection.collect(rdzv_of("node0"), record("node0")))
     )

@@ -13,12 +13,12 @@ from saferun.cluster.join_messages import JoinRequest
 from saferun.cluster.secret import JobSecret
 from saferun.cluster.signed import Signer
 from saferun.coordinator.assignment_wait import await_assignment
-from saferun.coordinator.assignments import HostRecord, TaskRecord, encode_record
+from saferun.coordinator.assignments import HostRecord, TaskRecord, encode_host_record
 from saferun.coordinator.evidence_chunks import ChunkReader
 from saferun.coordinator.failure_messages import publish_failure
 from saferun.coordinator.heartbeats import CHANGE, HeartbeatMonitor, Heartbeats
+from saferun.coordinator.host_record_collection import HostRecordCollection, MovedError
 from saferun.coordinator.job_log import JobLog
-from saferun.coordinator.record_collection import MovedError, RecordCollection
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
 from saferun.coordinator.secrecy import (
     NO_SECRET,
@@ -338,7 +338,7 @@ def rdzv_of(name: str, timeout_s: float = DEADLINE_S) -> RendezvousRound:
     return RendezvousRound(fit(JoinRequest, {**first, "probe_after_s": 30.0, "name": name, "tasks": 1}))
 
 
-def gather_in_background(collection: RecordCollection) -> tuple[threading.Thread, list[Any]]:
+def gather_in_background(collection: HostRecordCollection) -> tuple[threading.Thread, list[Any]]:
     results: list[Any] = []
 
     def collect() -> None:
@@ -355,13 +355,13 @@ def gather_in_background(collection: RecordCollection) -> tuple[threading.Thread
 def test_a_record_that_somebody_else_handed_in_is_deleted_and_the_true_one_taken() -> None:
     """Also where it was recorded in another job with the same secret."""
     store, older = MemoryStore(), MemoryStore()
-    older.client(signer("an older job")).set("r0/host/1", encode_record(record("node2", "b0")))
-    for forged in (encode_record(record("evil", "b9")).encode(), older.values["r0/host/1"], b"x"):
+    older.client(signer("an older job")).set("r0/host/1", encode_host_record(record("node2", "b0")))
+    for forged in (encode_host_record(record("evil", "b9")).encode(), older.values["r0/host/1"], b"x"):
         store.write("r0/host/1", forged)
-        leader = RecordCollection(store.client(signer()), "r0/", 2, can_probe=False)
+        leader = HostRecordCollection(store.client(signer()), "r0/", 2, can_probe=False)
         thread, results = gather_in_background(leader)
         until(lambda: "r0/host/1" not in store.values, "the forged record is deleted")
-        assert store.client(signer()).create("r0/host/1", encode_record(record("node2", "b2"))) != FORGED
+        assert store.client(signer()).create("r0/host/1", encode_host_record(record("node2", "b2"))) != FORGED
         thread.join()
         assert [one.name for one in results[0]] == ["node1", "node2"]
 
@@ -369,7 +369,7 @@ def test_a_record_that_somebody_else_handed_in_is_deleted_and_the_true_one_taken
 def test_a_host_takes_a_place_that_is_meant_for_it_alone() -> None:
     """One that somebody has recorded earlier, in a job of the same secret and number even, is not."""
     store = MemoryStore()
-    leader = RecordCollection(store.client(signer()), "r0/", 2, can_probe=False)
+    leader = HostRecordCollection(store.client(signer()), "r0/", 2, can_probe=False)
     leader.publish_assignments([record("node1", "b1"), record("evil", "b9")])
     recorded = store.values["r0/assignment/1"]
     store.values.clear()
@@ -391,7 +391,7 @@ def test_a_host_takes_a_place_that_is_meant_for_it_alone() -> None:
 def test_an_assignment_that_is_for_another_process_is_waited_over_for_no_longer_than_for_hosts() -> None:
     """The others have met with that process: it has come to the same place, as when two jobs share an address."""
     store = MemoryStore()
-    leader = RecordCollection(store.client(signer()), "r0/", 2, can_probe=False)
+    leader = HostRecordCollection(store.client(signer()), "r0/", 2, can_probe=False)
     leader.publish_assignments([record("node1", "b1"), record("node2", "b9")])
     rdzv = rdzv_of("node2", timeout_s=0.2)
     with pytest.raises(JoinFailedError, match="has begun without node2: another process may have its place"):
@@ -402,7 +402,7 @@ def test_why_a_meeting_fails_is_told_over_what_somebody_has_written() -> None:
     store = MemoryStore()
     store.write("r0/fail", '["it failed", "elsewhere"]')
     publish_failure(store.client(signer()), "r0/", JoinFailedError("node3 did not come", "look at it", kind="usage"))
-    thread, results = gather_in_background(RecordCollection(store.client(signer()), "r0/", 2, can_probe=False))
+    thread, results = gather_in_background(HostRecordCollection(store.client(signer()), "r0/", 2, can_probe=False))
     thread.join()
     assert (results[0].what, results[0].hint, results[0].is_usage) == ("node3 did not come", "look at it", True)
 
@@ -410,7 +410,7 @@ def test_why_a_meeting_fails_is_told_over_what_somebody_has_written() -> None:
 def test_a_count_that_is_no_number_ends_no_meeting() -> None:
     """Whoever writes one costs the hosts the moment in which they would have left."""
     store = MemoryStore()
-    leader = RecordCollection(store.client(signer()), "r0/", 2, can_probe=False)
+    leader = HostRecordCollection(store.client(signer()), "r0/", 2, can_probe=False)
     leader.move()
     store.write("r0/left", "x")
     leader.wait_until_left(DEADLINE_S)
@@ -422,7 +422,7 @@ def test_a_host_with_another_secret_ends_the_waiting_for_it() -> None:
     """With words that say what to do, and not at the end of ten minutes."""
     store = MemoryStore()
     mismatch = SecretMismatch(1, "node1 has a job secret, and node2 has none")
-    collection = RecordCollection(store.client(signer()), "r0/", 2, can_probe=False, mismatch=lambda: mismatch)
+    collection = HostRecordCollection(store.client(signer()), "r0/", 2, can_probe=False, mismatch=lambda: mismatch)
     thread, results = gather_in_background(collection)
     thread.join()
     assert results[0].what == mismatch.what

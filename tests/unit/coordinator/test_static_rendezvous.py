@@ -13,9 +13,9 @@ from saferun.cluster.join_messages import JoinRequest
 from saferun.cluster.secret import JobSecret
 from saferun.cluster.signed import Signer
 from saferun.coordinator import spare_rounds, static_rendezvous
-from saferun.coordinator.assignments import HostRecord, TaskRecord, assign, encode_assignment, encode_record
+from saferun.coordinator.assignments import HostRecord, TaskRecord, assign, encode_assignment, encode_host_record
 from saferun.coordinator.failure_messages import failure_text
-from saferun.coordinator.record_collection import MOVED
+from saferun.coordinator.host_record_collection import MOVED
 from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, RendezvousRound
 from saferun.coordinator.spare_rounds import SpareRounds, late_key
 from saferun.coordinator.static_rendezvous import StaticRendezvous
@@ -61,7 +61,7 @@ class OnePort:
             memory.write(f"r{number}/left", "9")
             for seat in seats:
                 one = HostRecord(f"node{seat}", (TaskRecord(1, "", 7),), born=str(seat), most=3)
-                memory.write(f"r{number}/host/{seat}", encode_record(one))
+                memory.write(f"r{number}/host/{seat}", encode_host_record(one))
         self.ranks = memory.client()
         return self.ranks
 
@@ -116,7 +116,7 @@ def test_a_host_that_came_late_and_has_gone_since_is_waited_for_once(monkeypatch
         rdzv, prefix = joined(spares=1), f"r{number}/"
         for seat in come:
             record = HostRecord(f"node{seat}", (TaskRecord(1, "", 7),), born=str(seat), most=3)
-            client.set(f"{prefix}host/{seat}", encode_record(record))
+            client.set(f"{prefix}host/{seat}", encode_host_record(record))
         collection = rounds.collection(rdzv, client, prefix, can_probe=False)
         awaited = collection.taking_part
         rounds.arrange(rdzv, collection, collection.collect(rdzv, rdzv.wait_for_tasks()))
@@ -139,7 +139,7 @@ def test_no_attempt_has_fewer_hosts_than_the_job_was_started_with() -> None:
     rounds = SpareRounds(rdzv)
     collection = rounds.collection(rdzv, client, "r0/", can_probe=False)
     own = rdzv.wait_for_tasks()
-    client.set("r0/host/1", encode_record(HostRecord("node1", (TaskRecord(1, "", 7),), born="1", most=3)))
+    client.set("r0/host/1", encode_host_record(HostRecord("node1", (TaskRecord(1, "", 7),), born="1", most=3)))
     client.set("r0/read", "1")
     met: Any = SimpleNamespace(taking_part=[1], withdrawn={}, fail=collection.fail)
     with pytest.raises(JoinFailedError, match="met with 2 of the 3 hosts that the job needs"):

@@ -13,8 +13,8 @@ from saferun.cluster.join_messages import JoinRequest
 from saferun.coordinator import control_search, handler_rendezvous, rendezvous_round, torch_handler
 from saferun.coordinator.assignments import HostAssignment, HostRecord, assign
 from saferun.coordinator.handler_rendezvous import HandlerRendezvous
+from saferun.coordinator.host_record_collection import left_error, missing_error
 from saferun.coordinator.join_answers import join_answers
-from saferun.coordinator.record_collection import left_error, missing_error
 from saferun.coordinator.rendezvous_round import (
     CancelledError,
     JoinFailedError,

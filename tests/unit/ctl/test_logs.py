@@ -22,7 +22,7 @@ from saferun.ctl.run_directory import FoundRun
 from saferun.errors import UsageError
 from saferun.files.file_server import FileServer
 from saferun.files.file_stream import LAZY
-from saferun.files.ring import DATA, OPEN, Record
+from saferun.files.ring import DATA, OPEN, RingRecord
 from saferun.files.run_files import RunState
 from tests.unit.described_runs import make_run
 
@@ -56,7 +56,7 @@ class Host:
                 path = self._path / f"attempt_{attempt}" / f"rank_{rank}" / f"{stream}.log"
                 self._server.handle(OPEN, self._streams[key], memoryview(json.dumps([str(path), LAZY]).encode()))
             content = memoryview(text.encode() if isinstance(text, str) else text)
-            records.append(Record(DATA, self._streams[key], content, 0))
+            records.append(RingRecord(DATA, self._streams[key], content, 0))
             self._server.write(self._streams[key], [content])
         with self._monkeypatch.context() as clock:
             clock.setattr(time, "time", lambda: at)

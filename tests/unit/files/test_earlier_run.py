@@ -621,12 +621,12 @@ def test_a_run_json_that_cannot_be_read_where_it_was_moved_to_is_put_back(
 ) -> None:
     """Whose it is, is not known then, and no other run is."""
     write_host(tmp_path, "node1", leads=True)
-    before, real = files_in(tmp_path), run_files.read_record
+    before, real = files_in(tmp_path), run_files.read_run_record
 
-    def read_record(fd: int, name: str = "run.json") -> Any:
+    def read_run_record(fd: int, name: str = "run.json") -> Any:
         return None if name.startswith("earlier-") else real(fd, name)
 
-    monkeypatch.setattr(earlier_run, "read_record", read_record)
+    monkeypatch.setattr(earlier_run, "read_run_record", read_run_record)
     assert set_aside(tmp_path, "node1", leads=True, hosts=["node1"]) == SetAside(left="run.json: it cannot be read")
     assert files_in(tmp_path) == before
     assert not list(tmp_path.glob("earlier-*"))

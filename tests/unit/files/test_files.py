@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from saferun.files import removed_file, trees
 from saferun.files.file_stream import FRESH, LAZY, WHOLE
 from saferun.files.index_file import IndexFile
-from saferun.files.ring import CLOSE, DATA, Record, Ring
+from saferun.files.ring import CLOSE, DATA, Ring, RingRecord
 from saferun.files.sinks import FOR_ONCE, Budget, Sink, WholeFile, gap_note
 from tests.direct_files import DirectFiles
 
@@ -298,7 +298,7 @@ def test_a_removed_directory_is_not_made_again(
     lines = [memoryview(b"line\n")]
     for number in range(3):
         sink.write(lines)
-        index.note([Record(DATA, 1, lines[0], number)])
+        index.note([RingRecord(DATA, 1, lines[0], number)])
         if not number:
             shutil.rmtree(tmp_path / "logs")
     whole = WholeFile(str(path.parent / "report.txt"), report=partial(told_by, told))
@@ -397,7 +397,7 @@ def test_an_index_that_is_removed_begins_again(tmp_path: Path) -> None:
     assert index.add(1, sink)
     for text in (b"one\n", b"two\n"):
         sink.write([memoryview(text)])
-        index.note([Record(DATA, 1, memoryview(text), 0)])
+        index.note([RingRecord(DATA, 1, memoryview(text), 0)])
         content = path.read_bytes()
         assert b"rank_0" in content
         path.unlink()

@@ -274,7 +274,7 @@ def test_a_run_that_cannot_be_set_aside_stays_where_it_is(
 ) -> None:
     """A disk without room for one directory more."""
     (tmp_path / "run.json").write_text("{}")
-    monkeypatch.setattr(earlier_run, "read_record", lambda *_: SimpleNamespace(end=None))
+    monkeypatch.setattr(earlier_run, "read_run_record", lambda *_: SimpleNamespace(end=None))
     monkeypatch.setattr(earlier_run, "has_ended", lambda *_: True)
 
     def fail(*_: object, **__: object) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from saferun.files.run_files import living_records, may_live, open_run, read_record, read_state, size_bytes
+from saferun.files.run_files import living_records, may_live, open_run, read_run_record, read_state, size_bytes
 from tests.unit.described_runs import ELSEWHERE, GONE, HERE, make_run
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def test_a_hang_that_goes_on_is_the_state(tmp_path: Path) -> None:
 def test_a_description_that_is_none_is_not_used(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.json").write_text(content)
     fd = open_run(str(tmp_path))
-    assert read_record(fd) is None
+    assert read_run_record(fd) is None
     assert read_state(fd).name == "unknown"
     assert may_live(fd)
     os.close(fd)

@@ -35,9 +35,9 @@ def root(tmp_path: Path) -> Root:
 
 def test_counters_are_kept_for_the_next_run(tmp_path: Path) -> None:
     path = str(tmp_path / "saferun" / "health.json")
-    assert health_record.read_record(path) == ((), 0.0)
-    assert health_record.write_record((("hsn0 losses", "3"),), path) == ""
-    counts, at = health_record.read_record(path)
+    assert health_record.read_health_record(path) == ((), 0.0)
+    assert health_record.write_health_record((("hsn0 losses", "3"),), path) == ""
+    counts, at = health_record.read_health_record(path)
     assert counts == (("hsn0 losses", "3"),)
     assert abs(at - time.time()) < 60
     assert os.listdir(tmp_path / "saferun") == ["health.json"]
@@ -47,15 +47,15 @@ def test_counters_are_kept_for_the_next_run(tmp_path: Path) -> None:
 def test_a_record_that_is_none_costs_the_comparison(tmp_path: Path, content: str) -> None:
     path = tmp_path / "health.json"
     path.write_text(content)
-    assert health_record.read_record(str(path)) == ((), 0.0)
+    assert health_record.read_health_record(str(path)) == ((), 0.0)
 
 
 def test_a_record_that_others_could_have_written_does_not_count(tmp_path: Path) -> None:
     path = tmp_path / "health.json"
-    assert health_record.write_record((("hsn0 losses", "3"),), str(path)) == ""
+    assert health_record.write_health_record((("hsn0 losses", "3"),), str(path)) == ""
     path.chmod(0o666)
-    assert health_record.read_record(str(path)) == ((), 0.0)
-    assert health_record.write_record((), "/proc/no/such/file").startswith("/proc/no/such/file: ")
+    assert health_record.read_health_record(str(path)) == ((), 0.0)
+    assert health_record.write_health_record((), "/proc/no/such/file").startswith("/proc/no/such/file: ")
 
 
 # -------------------------------------------------------------------------------------------------------------- storage

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from saferun.report.page import rendering
 from saferun.report.page.building import build_page
 from saferun.report.page.rendering import LIMIT_BYTES, render_page
-from saferun.report.page.run_contents import RankRecord, RunFiles
+from saferun.report.page.run_contents import FailureRecord, RunFiles
 from saferun.report.page.run_reading import read_run
-from saferun.text.failure_record import record_from
+from saferun.text.failure_record import failure_record_from
 from tests.unit.report.page_samples import HOSTILE, RECORD, hang_run, write_records
 from tests.unit.report.test_page_text import Reader, acts, read
 
@@ -82,7 +82,7 @@ def test_what_is_no_record_is_left_out(kind: str, tmp_path: Path) -> None:
         path.write_bytes(content + b" " * (1 << 20))
     else:
         path.write_bytes(b"[" * 50_000 if kind == "deep" else b"no JSON")
-    assert read_run(str(folder)).records == ()
+    assert read_run(str(folder)).failure_records == ()
     assert "#records" not in {attributes.get("href") for _, attributes in read(folder).elements}
 
 
@@ -103,7 +103,7 @@ def test_a_page_with_records_of_any_size_is_bounded(tmp_path: Path) -> None:
     report["incidents"][-1]["last_steps"] = [{"ranks": [rank], "text": "<" * 900} for rank in range(900)]
     (folder / "report.json").write_text(json.dumps(report))
     files = read_run(str(folder))
-    assert len(files.records) == 8
+    assert len(files.failure_records) == 8
     assert len(rendering.render_model(build_page(files, str))) > LIMIT_BYTES
     page = render_page(files)
     assert len(page) <= LIMIT_BYTES
@@ -118,7 +118,7 @@ def test_only_some_records_are_read(tmp_path: Path) -> None:
         directory = folder / "node1" / "attempt_0" / f"rank_{rank}"
         directory.mkdir(exist_ok=True)
         (directory / "failure.json").write_text(json.dumps(RECORD))
-    ranks = [record.rank for record in read_run(str(folder)).records]
+    ranks = [record.rank for record in read_run(str(folder)).failure_records]
     assert ranks == [3, 0, 1, 2, 4, 5, 6, 7]
 
 
@@ -135,8 +135,8 @@ def test_the_records_of_ranks_that_ended_earlier_attempts_are_there_with_their_a
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "failure.json").write_text(json.dumps(RECORD))
     files = read_run(str(folder))
-    assert [(one.attempt, one.rank) for one in files.records] == [(2, 3)]
-    assert [(one.attempt, one.rank) for one in files.earlier_records] == [(1, 3), (0, 3)]
+    assert [(one.attempt, one.rank) for one in files.failure_records] == [(2, 3)]
+    assert [(one.attempt, one.rank) for one in files.earlier_failure_records] == [(1, 3), (0, 3)]
     failures = build_page(files, str).failures
     assert [(one.where, one.is_culprit) for one in failures] == [
         ("node1", True),
@@ -156,9 +156,9 @@ JSON = st.recursive(
 def test_whatever_a_record_holds_harms_nothing(record: dict[str, Any], exceptions: list[Any]) -> None:
     """It is shown as text, or left out."""
     content = json.dumps({**record, "version": 1, "exceptions": exceptions}).encode()
-    found = record_from(content)
-    records = (RankRecord("node1", 0, 3, found),) if found is not None else ()
-    page = Reader(rendering.render_model(build_page(RunFiles("run", records=records), str)))
+    found = failure_record_from(content)
+    records = (FailureRecord("node1", 0, 3, found),) if found is not None else ()
+    page = Reader(rendering.render_model(build_page(RunFiles("run", failure_records=records), str)))
     assert acts(page) == []
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.text.failure_record import LONGEST_BYTES, failure_lines, record_from, traceback_lines
+from saferun.text.failure_record import LONGEST_BYTES, failure_lines, failure_record_from, traceback_lines
 
 
 def record_of(*frames: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def test_control_characters_and_secrets_do_not_reach_the_report() -> None:
 )
 def test_what_is_no_record_is_none(content: bytes) -> None:
     """A rank may have written anything."""
-    assert record_from(content) is None
+    assert failure_record_from(content) is None
 
 
 ANYTHING = st.recursive(
@@ -150,6 +150,6 @@ def test_a_record_of_the_wrong_types_has_the_lines_that_it_can_have(one: Any, ot
     """And never raises; a line is printable and bounded."""
     frames = {"frames": [one, {"function": other, "file": third, "line": one, "locals": [other, one]}]}
     record = {"version": 1, "exceptions": [frames, one], "memory": other, "gpus": [third, one]}
-    found = record_from(json.dumps(record).encode())
+    found = failure_record_from(json.dumps(record).encode())
     lines = failure_lines(found) if found is not None else ()
     assert all(line.isprintable() and len(line) <= 1000 for line in lines)

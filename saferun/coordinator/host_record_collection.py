@@ -21,7 +21,7 @@ from saferun.coordinator.assignments import (
     HostAssignment,
     HostRecord,
     assign,
-    decode_record,
+    decode_host_record,
     disagreement,
     missing_text,
 )
@@ -59,7 +59,7 @@ class OnePortError(Exception):
     """Some host reaches the port of the ranks' store only."""
 
 
-class RecordCollection:
+class HostRecordCollection:
     """The leader's side of a rendezvous.
 
     Args:
@@ -245,7 +245,7 @@ class RecordCollection:
         stale = [seat for seat, seen_at in self._seen_at.items() if now - seen_at > _STALE_RECORD_S]
         if not stale:
             return []
-        records = {seat: decode_record(self._client.find(self._key(seat)) or b"") for seat in stale}
+        records = {seat: decode_host_record(self._client.find(self._key(seat)) or b"") for seat in stale}
         gone = _gone_of({seat: record for seat, record in records.items() if record is not None}, own)
         for seat in gone:
             self._client.delete(self._key(seat))
@@ -266,7 +266,7 @@ class RecordCollection:
     def _records(self, texts: list[bytes | None]) -> list[HostRecord]:
         records = []
         for seat, text in zip(self.taking_part, texts, strict=True):
-            record = decode_record(text or b"")
+            record = decode_host_record(text or b"")
             if record is None:
                 raise JoinFailedError(
                     f"the record of the host with node rank {seat} cannot be read",

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from saferun.cluster.join_messages import EndNote, JoinRequest
-from saferun.coordinator import assignment_wait, record_collection
+from saferun.coordinator import assignment_wait, host_record_collection
 from saferun.coordinator.assignment_wait import BegunWithout, MissedError, await_assignment, is_for
-from saferun.coordinator.assignments import HostRecord, TaskRecord, decode_assignment, encode_record
+from saferun.coordinator.assignments import HostRecord, TaskRecord, decode_assignment, encode_host_record
 from saferun.coordinator.failure_messages import failure_text, read_failure
-from saferun.coordinator.liveness_probe import SilenceReason
-from saferun.coordinator.record_collection import (
-    RecordCollection,
+from saferun.coordinator.host_record_collection import (
+    HostRecordCollection,
     forget_round,
     is_gone,
     missing_error,
 )
+from saferun.coordinator.liveness_probe import SilenceReason
 from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, JoinFailure, RendezvousRound
 from saferun.coordinator.withdrawals import withdraw_alone
 from saferun.text.typed_json import fit
@@ -47,7 +47,7 @@ class Exchanged(Client):
     numbers = itertools.count()
 
     def swap(self, _key: str, _expected: bytes, _value: str) -> tuple[bytes, bytes]:
-        found = encode_record(OWN._replace(born=str(next(self.numbers)))).encode()
+        found = encode_host_record(OWN._replace(born=str(next(self.numbers)))).encode()
         return found, found
 
 
@@ -83,7 +83,7 @@ class Replaced(Accepted):
 
     def get(self, key: str, timeout_s: float, **_: object) -> None:  # noqa: ARG002 - as of the store
         if self.record is not None:
-            self.set("r0/host/1", encode_record(self.record))
+            self.set("r0/host/1", encode_host_record(self.record))
         else:
             self.delete("r0/host/1")
         self.set("r0/done", "")
@@ -136,31 +136,31 @@ def test_a_record_that_cannot_be_read_ends_the_meeting_with_its_host_s_number() 
     store.put("r0/read", "1")
     rdzv = RendezvousRound(fit(JoinRequest, MEETING))
     with pytest.raises(JoinFailedError, match="the record of the host with node rank 1 cannot be read"):
-        RecordCollection(Client(store), "r0/", 2, can_probe=False).collect(rdzv, OWN)  # type: ignore[arg-type]
+        HostRecordCollection(Client(store), "r0/", 2, can_probe=False).collect(rdzv, OWN)  # type: ignore[arg-type]
     assert b"node rank 1" in store.keys["r0/assignment/1"]
 
 
 @pytest.mark.parametrize("counter", ["1000000", "abc", "-5"])
 def test_a_counter_that_somebody_has_written_holds_nobody_up(monkeypatch: pytest.MonkeyPatch, counter: str) -> None:
     """Of those who have read that nobody gets a place, and of those who have left a store that is going to end."""
-    monkeypatch.setattr(record_collection, "_READ_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(host_record_collection, "_READ_TIMEOUT_S", 0.05)
     store = Store()
     for key in ("r0/read", "r0/left"):
         store.put(key, counter)
     store.put("r0/host/1", "")
-    leading = RecordCollection(Client(store), "r0/", 2, can_probe=False)  # type: ignore[arg-type]
+    leading = HostRecordCollection(Client(store), "r0/", 2, can_probe=False)  # type: ignore[arg-type]
     leading.fail(JoinFailedError("what", "hint"))
     assert b"what" in store.keys["r0/assignment/1"]
-    RecordCollection(Client(store), "r0/", 2, can_probe=False).wait_until_left(0.05)  # type: ignore[arg-type]
+    HostRecordCollection(Client(store), "r0/", 2, can_probe=False).wait_until_left(0.05)  # type: ignore[arg-type]
 
 
-def started(*seats: int, needed: int, patience_s: float = 0.0) -> tuple[Store, RecordCollection]:
+def started(*seats: int, needed: int, patience_s: float = 0.0) -> tuple[Store, HostRecordCollection]:
     """A rendezvous to which the hosts of these seats have come, of three others that were started."""
     store = Store()
     for seat in seats:
-        store.put(f"r0/host/{seat}", encode_record(OWN._replace(name=f"node{seat}")))
+        store.put(f"r0/host/{seat}", encode_host_record(OWN._replace(name=f"node{seat}")))
     store.put("r0/read", "9")
-    collection = RecordCollection(
+    collection = HostRecordCollection(
         Client(store),  # type: ignore[arg-type]
         "r0/",
         4,
@@ -172,7 +172,7 @@ def started(*seats: int, needed: int, patience_s: float = 0.0) -> tuple[Store, R
     return store, collection
 
 
-def collected(collection: RecordCollection, timeout_s: float = 0.2) -> list[str]:
+def collected(collection: HostRecordCollection, timeout_s: float = 0.2) -> list[str]:
     rdzv = RendezvousRound(fit(JoinRequest, {**MEETING, "most": 3, "least": 3, "spares": 1, "timeout_s": timeout_s}))
     return [record.name for record in collection.collect(rdzv, OWN._replace(name="node0"))]
 
@@ -226,7 +226,7 @@ def test_a_host_that_leaves_while_others_are_awaited_is_replaced() -> None:
     """It is none of those that the job has, so that more of the others are waited for."""
     store, collection = started(1, needed=3)
     leave(store, 3)
-    arrival = threading.Timer(1.5, store.put, ("r0/host/2", encode_record(OWN._replace(name="node2"))))
+    arrival = threading.Timer(1.5, store.put, ("r0/host/2", encode_host_record(OWN._replace(name="node2"))))
     arrival.start()
     assert collected(collection, timeout_s=30.0) == ["node0", "node1", "node2"]
     assert {seat: error.what for seat, error in collection.withdrawn.items()} == {
@@ -238,10 +238,10 @@ def test_a_host_that_leaves_while_others_are_awaited_is_replaced() -> None:
 def test_a_host_that_leaves_when_all_have_come_gets_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its record is still there; it is not probed in vain."""
     probed: list[str] = []
-    monkeypatch.setattr(record_collection, "is_gone", lambda record, _own: probed.append(record.name))
+    monkeypatch.setattr(host_record_collection, "is_gone", lambda record, _own: probed.append(record.name))
     store, collection = started(1, 2, needed=3)
     leave(store, 3)
-    collection._can_probe, collection._seen_at = True, dict.fromkeys([2, 3], -record_collection._STALE_RECORD_S)
+    collection._can_probe, collection._seen_at = True, dict.fromkeys([2, 3], -host_record_collection._STALE_RECORD_S)
     assert collected(collection) == ["node0", "node1", "node2"]
     assert collection.taking_part == [1, 2]
     assert probed == ["node2"]
@@ -274,10 +274,10 @@ def test_a_host_that_leaves_while_others_are_probed_gets_no_ranks(monkeypatch: p
 
     def come() -> None:
         store.until("r0/missing", "1 of 4 hosts: node rank 2")
-        store.put("r0/host/2", encode_record(OWN._replace(name="node2")))
+        store.put("r0/host/2", encode_host_record(OWN._replace(name="node2")))
 
-    monkeypatch.setattr(record_collection, "is_gone", probe)
-    monkeypatch.setattr(record_collection, "_STALE_RECORD_S", -1.0)
+    monkeypatch.setattr(host_record_collection, "is_gone", probe)
+    monkeypatch.setattr(host_record_collection, "_STALE_RECORD_S", -1.0)
     collection._can_probe = True
     assert collected(collection, timeout_s=30.0) == ["node0", "node1", "node2"]
     assert list(collection.withdrawn) == [3]
@@ -308,7 +308,7 @@ def test_a_host_that_has_left_or_could_not_start_and_comes_again_takes_part(*, c
     else:
         withdraw_alone(Client(store), "r0/", 3, JoinFailedError("no /data on node3", "mount it"))  # type: ignore[arg-type]
     leave(store, 2)
-    store.put("r0/host/3", encode_record(OWN._replace(name="node3", born="again")))
+    store.put("r0/host/3", encode_host_record(OWN._replace(name="node3", born="again")))
     assert collected(collection) == ["node0", "node1", "node3"]
     assert collection.taking_part == [1, 3]
     assert list(collection.withdrawn) == [2]
@@ -322,7 +322,7 @@ def test_a_host_that_comes_again_is_counted_in_while_others_are_awaited() -> Non
     def come_again() -> None:
         store.until("r0/missing", "1 of 4 hosts: node rank 2")
         assert list(collection.withdrawn) == [3]
-        store.put("r0/host/3", encode_record(OWN._replace(name="node3", born="again")))
+        store.put("r0/host/3", encode_host_record(OWN._replace(name="node3", born="again")))
 
     arrival = threading.Thread(target=come_again)
     arrival.start()
@@ -373,7 +373,7 @@ def test_each_assignment_says_for_which_process_it_is() -> None:
     """Signed or not: by that a host knows its own one again that has lost the connection before it came."""
     store = Store()
     records = [OWN._replace(name=f"node{seat}", born=f"born{seat}") for seat in range(3)]
-    RecordCollection(Client(store), "r0/", 3).publish_assignments(records)  # type: ignore[arg-type]
+    HostRecordCollection(Client(store), "r0/", 3).publish_assignments(records)  # type: ignore[arg-type]
     for seat in (1, 2):
         answer = store.keys[f"r0/assignment/{seat}"]
         assert [is_for(answer, record) for record in records] == [record is records[seat] for record in records]
@@ -407,7 +407,7 @@ def test_the_record_of_a_process_that_has_ended_may_be_replaced(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], why: str, *, gone: bool
 ) -> None:
     """That of another host with the same number may not: one of them is wrong."""
-    monkeypatch.setattr(record_collection, "probe_host", lambda *_, **__: SilenceReason(why, "as it was found"))
+    monkeypatch.setattr(host_record_collection, "probe_host", lambda *_, **__: SilenceReason(why, "as it was found"))
     own = OWN._replace(port=4711, addresses=("10.0.0.2",))
     assert is_gone(own._replace(born="another", **changes), own) is gone
 
@@ -417,20 +417,20 @@ def test_a_job_of_more_ranks_than_a_leader_can_keep_does_not_begin() -> None:
     store = Store()
     many = OWN._replace(tasks=(TaskRecord(4096, "default", 1),) * 16)
     for host in range(1, 17):
-        store.put(f"r0/host/{host}", encode_record(many._replace(name=f"node{host}")))
+        store.put(f"r0/host/{host}", encode_host_record(many._replace(name=f"node{host}")))
     store.put("r0/read", "99")
     rdzv = RendezvousRound(fit(JoinRequest, MEETING))
     with pytest.raises(JoinFailedError, match="the hosts have 1048577 ranks together, and a job may have 1048576"):
-        RecordCollection(Client(store), "r0/", 17, can_probe=False).collect(rdzv, OWN)  # type: ignore[arg-type]
+        HostRecordCollection(Client(store), "r0/", 17, can_probe=False).collect(rdzv, OWN)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("elastic", [False, True])
 def test_only_hosts_of_a_job_of_fixed_size_have_to_agree_on_it(*, elastic: bool) -> None:
     """A running elastic job may get a host that was started for more of them, as under torchrun."""
     store = Store()
-    store.put("r0/host/1", encode_record(OWN._replace(name="node3", most=4)))
+    store.put("r0/host/1", encode_host_record(OWN._replace(name="node3", most=4)))
     store.put("r0/read", "99")
-    collection = RecordCollection(Client(store), "r0/", 2, can_probe=False)  # type: ignore[arg-type]
+    collection = HostRecordCollection(Client(store), "r0/", 2, can_probe=False)  # type: ignore[arg-type]
     rdzv = RendezvousRound(fit(JoinRequest, {**MEETING, "elastic": elastic}))
     if elastic:
         assert [record.most for record in collection.collect(rdzv, OWN._replace(most=3))] == [3, 4]
@@ -439,12 +439,12 @@ def test_only_hosts_of_a_job_of_fixed_size_have_to_agree_on_it(*, elastic: bool)
         collection.collect(rdzv, OWN._replace(most=3))
 
 
-def early(hosts: int) -> tuple[Store, RecordCollection]:
+def early(hosts: int) -> tuple[Store, HostRecordCollection]:
     """A rendezvous whose hosts have all come long before the last one."""
     store = Store()
     for host in range(1, hosts):
-        store.put(f"r0/host/{host}", encode_record(OWN._replace(name=f"node{host}")))
-    collection = RecordCollection(Client(store), "r0/", hosts)  # type: ignore[arg-type]
+        store.put(f"r0/host/{host}", encode_host_record(OWN._replace(name=f"node{host}")))
+    collection = HostRecordCollection(Client(store), "r0/", hosts)  # type: ignore[arg-type]
     collection._seen_at = dict.fromkeys(range(1, hosts), 0.0)
     return store, collection
 
@@ -464,8 +464,8 @@ def test_of_thousands_of_early_hosts_some_are_probed_at_a_time(monkeypatch: pyte
             raise OSError("out of descriptors")
         return record.name in {"node3", "node39"}
 
-    monkeypatch.setattr(record_collection, "is_gone", probe)
-    monkeypatch.setattr(record_collection, "_MOST_PROBED", 4)
+    monkeypatch.setattr(host_record_collection, "is_gone", probe)
+    monkeypatch.setattr(host_record_collection, "_MOST_PROBED", 4)
     store, collection = early(40)
     assert sorted(collection._gone(OWN)) == [3, 39]
     assert most[0] <= 4
@@ -475,9 +475,9 @@ def test_of_thousands_of_early_hosts_some_are_probed_at_a_time(monkeypatch: pyte
 
 def test_early_hosts_that_cannot_be_probed_in_time_are_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor are they where no thread can be started."""
-    monkeypatch.setattr(record_collection, "_PROBE_S", 0.05)
+    monkeypatch.setattr(host_record_collection, "_PROBE_S", 0.05)
     released = threading.Event()
-    monkeypatch.setattr(record_collection, "is_gone", lambda *_: released.wait(30.0))
+    monkeypatch.setattr(host_record_collection, "is_gone", lambda *_: released.wait(30.0))
     _, collection = early(3)
     assert collection._gone(OWN) == []
     released.set()
@@ -517,11 +517,11 @@ def test_of_an_earlier_rendezvous_only_what_tells_late_hosts_stays() -> None:
 def test_a_job_that_has_run_meets_again_where_a_newcomer_cannot_take_part(*, goes_on: bool) -> None:
     """Another newcomer, which can, does not end either; where no job has run yet, it begins for nobody."""
     store = Store()
-    store.put("r0/host/2", encode_record(OWN._replace(name="node3")))
+    store.put("r0/host/2", encode_host_record(OWN._replace(name="node3")))
     store.put("r0/read", "9")
     error = JoinFailedError("node2 has no secret", "pass one", kind="usage")
     store.put("r0/fail", failure_text(error))
-    collection = RecordCollection(Client(store), "r0/", 3, can_probe=False, goes_on=goes_on)  # type: ignore[arg-type]
+    collection = HostRecordCollection(Client(store), "r0/", 3, can_probe=False, goes_on=goes_on)  # type: ignore[arg-type]
     rdzv = RendezvousRound(fit(JoinRequest, {**MEETING, "timeout_s": 60}))
     with pytest.raises(JoinFailedError, match="node2 has no secret"):
         collection.collect(rdzv, OWN._replace(name="node1"))
@@ -534,10 +534,10 @@ def test_a_job_that_has_run_meets_again_where_a_newcomer_cannot_take_part(*, goe
 def test_a_host_that_comes_when_the_others_are_about_to_meet_again_hears_why(kind: JoinFailure) -> None:
     """It would wait for three minutes, and they for it: the leader's store stays, and the leader does not."""
     store = Store()
-    store.put("r0/host/2", encode_record(OWN._replace(name="node3")))
+    store.put("r0/host/2", encode_host_record(OWN._replace(name="node3")))
     store.put("r0/read", "9")
     store.put("r0/fail", failure_text(JoinFailedError("node3 left while the hosts of the job met", "", kind=kind)))
-    collection = RecordCollection(Client(store), "r0/", 3, can_probe=False)  # type: ignore[arg-type]
+    collection = HostRecordCollection(Client(store), "r0/", 3, can_probe=False)  # type: ignore[arg-type]
     rdzv = RendezvousRound(fit(JoinRequest, {**MEETING, "timeout_s": 60}))
     with pytest.raises(JoinFailedError, match="node3 left"):
         collection.collect(rdzv, OWN._replace(name="node1"))
