@@ -100,7 +100,7 @@ class HostsConfig(Value):
         least, most: how many hosts the job may have.
         node_rank: this host's; None: decided by the rendezvous.
         names: the hosts in order of node rank; empty: unknown.
-        task: where this host has one saferun a rank; None: this is the only one.
+        task: where this host has one saferun per rank; None: this is the only one.
         detected: where the place comes from, for people: ``Slurm step 4711.0``; empty: from options.
         found: where each value of it stands: ``node rank 2: SLURM_NODEID=2``.
         start_timeout_s: how long late hosts are waited for.

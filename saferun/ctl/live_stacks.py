@@ -268,7 +268,7 @@ def _roots(
 
 
 def _distinct(roots: list[LiveProcess]) -> tuple[tuple[CaptureTarget, ...], tuple[int, ...]]:
-    """One process a rank, and those that are left over: orphans of ranks that are gone have their variables too."""
+    """One process per rank, and those that are left over: orphans of ranks that are gone have their variables too."""
     parents = Counter(root.ppid for root in roots)
     by_rank: dict[int, list[LiveProcess]] = {}
     for root in roots:

@@ -228,7 +228,7 @@ def _may_live(fd: int, path: str) -> bool:
 
 
 def _is_directory(name: str, dir_fd: int) -> bool:
-    """Whether an entry can be a run: sockets of jobs with one saferun a rank lie in the same directory."""
+    """Whether an entry can be a run: sockets of jobs with one saferun per rank lie in the same directory."""
     with suppress(OSError):
         return stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode)
     return False

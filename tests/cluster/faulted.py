@@ -102,7 +102,7 @@ getattr(os, "_exit")(0)
 
 
 class FaultedJob:
-    """One saferun a host, started by hand.
+    """One saferun per host, started by hand.
 
     Args:
         cluster: where.

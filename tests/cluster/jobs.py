@@ -141,7 +141,7 @@ class Word(NamedTuple):
 
 
 class Job:
-    """A job that was started: one launcher, or one saferun a host.
+    """A job that was started: one launcher, or one saferun per host.
 
     Args:
         folder: where its program is.
@@ -262,7 +262,7 @@ def by_hand(
     launcher: Sequence[str] = SAFERUN,
     **more: Any,
 ) -> Job:
-    """Start one saferun a host as one would in as many shells, by torchrun's own options.
+    """Start one saferun per host as one would in as many shells, by torchrun's own options.
 
     Args:
         cluster: where.

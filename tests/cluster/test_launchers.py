@@ -80,7 +80,7 @@ def way(request: pytest.FixtureRequest) -> Way:
 @pytest.mark.parametrize("tasks", [1, 2])
 @pytest.mark.parametrize("way", PACKAGED, indirect=True)
 def test_every_rank_has_its_place_without_options(cluster: Cluster, tmp_path: Path, way: Way, tasks: int) -> None:
-    """Open MPI 5, MPICH 5 and Intel MPI: one saferun a host, and one a rank."""
+    """Open MPI 5, MPICH 5 and Intel MPI: one saferun per host, and one per rank."""
     job = start(cluster, way._replace(tasks=tasks), tmp_path, TELL_PLACE)
     assert set(job.finish()) == {0}, job.story("failed")
     assert [json.loads(said.more) for said in job.words] == [

@@ -196,7 +196,7 @@ def test_a_lost_host_is_not_waited_for() -> None:
 
 
 def test_tasks_of_a_host_share_its_coordinator(tmp_path: Path) -> None:
-    """One saferun a rank: local ranks, states and words of each."""
+    """One saferun per rank: local ranks, states and words of each."""
     head = Host("node1", tasks_path=tmp_path / "tasks")
     with hosts("node2") as (other,):
         try:

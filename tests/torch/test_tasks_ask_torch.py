@@ -1,4 +1,4 @@
-"""One saferun a rank, with what only torch knows: each of them asks torch for itself, as each torchrun does."""
+"""One saferun per rank, with what only torch knows: each of them asks torch for itself, as each torchrun does."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from saferun.errors import UsageError
 
 
 def lsf(surroundings: Surroundings) -> Allocation | None:
-    """The place of a process that LSF's ``blaunch`` (one a host) or ``jsrun`` started.
+    """The place of a process that LSF's ``blaunch`` (one per host) or ``jsrun`` started.
 
     A batch script has neither LSF_PM_TASKID nor JSM_NAMESPACE_RANK, and is alone. So is each of several processes of a
     host: blaunch starts one for each slot, unless it is given the hosts, and LSF_PM_TASKID, the number of the process

@@ -16,7 +16,7 @@ from saferun.evidence.diagnosis_values import Cause
 from saferun.evidence.job_evidence import OomKill
 from saferun.text.wording import size_text
 
-_LESS_MEMORY = "use fewer data-loader workers or ranks a host, load less at once, or ask for more memory"
+_LESS_MEMORY = "use fewer data-loader workers or ranks per host, load less at once, or ask for more memory"
 # A call that fails does so because of a limit, or because the kernel promises no more than there is.
 _LESS_MEMORY_OR_LIMIT = f"{_LESS_MEMORY}; `ulimit -v` and vm.overcommit_memory limit it too"
 _OOM_LINE = LazyPattern(r"(?:Killed process|oom-kill:.{0,400}[,:]pid=) ?(\d{1,10})\b")

@@ -306,7 +306,7 @@ _MPI = (
         "mpi_error",
         LazyPattern(r"[Nn]ot enough slots (?:are )?available|\boversubscribe option to ignore the"),
         "mpirun cannot start so many processes: there are not enough slots",
-        "give the hosts as many slots as ranks (hostfile: slots=N), or start one launcher a host",
+        "give the hosts as many slots as ranks (hostfile: slots=N), or start one launcher per host",
         in_last_lines=True,
     ),
     TextRule(

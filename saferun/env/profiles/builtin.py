@@ -110,8 +110,8 @@ PROFILES: dict[str, Profile] = {
                 value="{rank_dir}/torch_trace",
                 location=Location(path="configs/compile-debug.yaml", line=26),
                 why=(
-                    "A structured trace of every compilation, one file a rank, which the program tlparse turns into "
-                    "a report. It holds the model's code, and not its weights."
+                    "A structured trace of every compilation, one file per rank, which the program tlparse turns "
+                    "into a report. It holds the model's code, and not its weights."
                 ),
                 cost="moderate",
                 source="https://docs.pytorch.org/docs/stable/compile/programming_model.observability.html",

@@ -147,7 +147,7 @@ ROWS = (
     *(
         _row(
             way.name,
-            way.name.replace("_", " ").replace("-a-task-a-rank", ", one saferun a rank"),
+            way.name.replace("_", " ").replace("-a-task-a-rank", ", one saferun per rank"),
             way_of(way),
             slurm=way.launcher == "srun",
             hosts=4,

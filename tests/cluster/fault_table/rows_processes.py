@@ -295,7 +295,7 @@ ROWS = (
         kill_rank,
         slurm=True,
         right=Right(rf"{RANK_2} .*SIGKILL", "dmesg", words_s=6, end_s=10, sentences=4),
-        torchrun="0.2-1.2 s, a box a host, 1 of 4 right; end 2-11 s",
+        torchrun="0.2-1.2 s, a box per host, 1 of 4 right; end 2-11 s",
     ),
     *(
         Row(
@@ -394,7 +394,7 @@ ROWS = (
     Row(
         "one-of-two-killed",
         "one of the two saferuns of node2 is killed",
-        "srun, one saferun a rank",
+        "srun, one saferun per rank",
         kill_one_of_two,
         slurm=True,
         hosts=2,

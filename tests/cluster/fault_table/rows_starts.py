@@ -430,7 +430,7 @@ ROWS = (
         twice,
         right=Right(r".*node rank 1.*node[23].*", "", codes=None, words_s=8, end_s=20, sentences=3, hints=2),
     ),
-    Row("uneven", "1, 2 and 1 ranks a host", "by hand", uneven, right=Right("", codes=0, end_s=60, hints=0)),
+    Row("uneven", "1, 2 and 1 ranks per host", "by hand", uneven, right=Right("", codes=0, end_s=60, hints=0)),
     Row(
         "script-missing",
         "node3 has no such script",

@@ -135,7 +135,7 @@ class Stage:
     def by_hand(
         self, program: str, *options: object, hosts: Sequence[Host] | None = None, name: str = "", **more: Any
     ) -> Job:
-        """One saferun a host, each with a console of its own; the fault counts from here unless one is made later."""
+        """One saferun per host, each with a console of its own; the fault counts from here unless one is made later."""
         chosen = list(self.hosts if hosts is None else hosts)
         job = by_hand(self.cluster, self._new_folder(name), program, *map(str, options), hosts=chosen, **more)
         return self.take(job, [f"{name}{host.name}" for host in chosen])

@@ -32,7 +32,7 @@ def srun(
     on: Host | None = None,
     **popen: Any,
 ) -> Process:
-    """Slurm: one task a host, or as many as ranks. The environment and the working directory go along."""
+    """Slurm: one task per host, or as many as ranks. The environment and the working directory go along."""
     chosen = _chosen(cluster, hosts)
     words = (
         *("srun", f"--nodes={len(chosen)}", f"--ntasks-per-node={tasks_per_host}"),
@@ -106,7 +106,7 @@ def pdsh(
     on: Host | None = None,
     **popen: Any,
 ) -> Process:
-    """Ssh to all hosts at once, by pdsh: one process a host. It passes on nothing: the remote command line says it all.
+    """Ssh to all hosts at once, by pdsh: one process per host. Nothing is passed on: the command line says it all.
 
     The command is words, or a line for the remote shell; pdsh puts the host's name for ``%h``, its number for ``%n``.
     ``-S`` among the options makes its exit code that of the worst.
@@ -129,7 +129,7 @@ def by_hand(
     cwd: str | os.PathLike[str] = plan.SHARED,
     **popen: Any,
 ) -> list[Process]:
-    """One process a host, in the order of the hosts; a function gives each host its own command."""
+    """One process per host, in the order of the hosts; a function gives each host its own command."""
     return [
         host.popen(command(host) if callable(command) else command, env=env, cwd=cwd, **popen)
         for host in _chosen(cluster, hosts)

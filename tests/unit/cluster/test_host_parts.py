@@ -348,7 +348,7 @@ def test_what_is_one_hosts_stays_with_it() -> None:
 
 
 def test_tasks_of_one_host_are_one_host() -> None:
-    """With one saferun a rank, a host's evidence comes in as many parts as it has ranks."""
+    """With one saferun per rank, a host's evidence comes in as many parts as it has ranks."""
     tasks = []
     for local_rank in range(4):
         evidence = host_evidence(1, 4, capture=captured(1, 4))

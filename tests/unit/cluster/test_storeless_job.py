@@ -192,7 +192,7 @@ def test_a_host_that_has_no_coordinator_any_more_trains_on(
 
 
 def test_a_task_trains_on_where_the_first_one_of_its_host_is_done(training: Listening) -> None:
-    """With one saferun a rank: the ranks of the first have ended well, and without the store it waits for no host."""
+    """With one saferun per rank: the ranks of the first have ended well, and without the store it waits for no host."""
     training.channel.is_head = False
     lose_store(training)
     assert training.job.storeless_job is not None

@@ -310,7 +310,7 @@ def test_of_several_hosts_who_has_a_port_decides(port: int, expected: tuple[int,
 
 @pytest.mark.parametrize("address", ["10.0.0.1:7777", "127.0.0.1:7777", "[::1]:7777"])
 def test_a_rank_of_another_saferun_on_the_same_host_is_no_service(address: str) -> None:
-    """Of one saferun a rank, each knows its own processes only."""
+    """Of one saferun per rank, each knows its own processes only."""
     own, other = JobPorts((1,), (41000,), is_whole=True), JobPorts((0,), (7777,), is_whole=True)
     assert asks(address, own, other) == ()
     assert asks(address, own) == (1,)

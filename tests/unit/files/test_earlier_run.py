@@ -166,7 +166,7 @@ def test_a_job_of_one_host_moves_what_another_one_led_only_from_the_top(
 
 @pytest.mark.parametrize("leader", ["node1", "node2"])
 def test_a_host_that_has_written_since_it_ended_is_of_a_run_that_has_begun(tmp_path: Path, leader: str) -> None:
-    """With one saferun a rank nothing is moved, and run.json is that of the run before until it is replaced."""
+    """With one saferun per rank nothing is moved, and run.json is that of the run before until it is replaced."""
     for host in ("node1", "node2"):
         write_host(tmp_path, host, leads=host == leader)
     at = time.time() - 3600

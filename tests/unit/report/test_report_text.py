@@ -145,7 +145,7 @@ the kernel's OOM killer (cgroup limit 64 GiB, it used 61 GiB); killed by SIGKILL
     └─ ranks 0-1 (2)  step  train.py:52
                       all_reduce  torch/…/distributed_c10d.py:3205
   stopped because of it: ranks 0-1, 3
-hint: use fewer data-loader workers or ranks a host, load less at once, or ask for more memory
+hint: use fewer data-loader workers or ranks per host, load less at once, or ask for more memory
   files: saferun-runs/7"""
 
 
