@@ -319,7 +319,7 @@ ROWS = (
     ),
     Row(
         "exits-early",
-        "rank 2 ends with exit code 0 while the others train",
+        "rank 2 calls sys.exit(0) while the others train: it exits with 0, or aborts (SIGABRT) if a thread still runs",
         "by hand",
         started("by hand", EARLY),
         right=Right(
