@@ -325,9 +325,9 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         Defaults.leftovers,
         FAILURES,
         "processes that ranks leave behind when all have exited with code 0; wait: for those that are busy (an "
-        "upload), and end idle ones; end: end all; leave: leave them running, as torchrun does. After a failure "
-        "those in the ranks' sessions are ended; others with end, or if they hold a GPU or MASTER_PORT or are ranks "
-        "of an inner launcher",
+        "upload), and terminate idle ones; end: terminate all; leave: leave them running, as torchrun does. After a "
+        "failure those in the ranks' sessions are terminated; others with end, or if they hold a GPU or MASTER_PORT or "
+        "are ranks of an inner launcher",
     ),
     _option(
         "--leftovers-timeout SECONDS",
@@ -486,7 +486,7 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         300.0,
         HANGS,
         "seconds without progress on any rank after which the job is reported as hung; 0: never. The default is "
-        "well below NCCL's timeout of 600 s, which ends the ranks before their stacks can be captured",
+        "well below NCCL's timeout of 600 s, which aborts the ranks before their stacks can be captured",
     ),
     _option(
         "--on-hang {report,stop,restart}",

@@ -1,4 +1,4 @@
-"""``saferunctl kill``: end a running job at once, on all its hosts, by SIGKILL to its ranks."""
+"""``saferunctl kill``: kill a running job at once, on all its hosts, by SIGKILL to its ranks."""
 
 from __future__ import annotations
 

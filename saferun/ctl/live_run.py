@@ -244,7 +244,7 @@ def _unreachable(shown: str, records: list[RunRecord], failure: OSError | None) 
     by_signal = _instead(records)
     if failure is None:
         what = f"{shown} has no control socket (yet)"
-        instead = by_signal or "kill -TERM ends its saferun process on a host"
+        instead = by_signal or "kill -TERM stops its saferun process on a host"
         return UsageError(what, f"it opens some seconds after the ranks start; {instead}", exit_code=1)
     hosts = list(dict.fromkeys(record.host for record in records if record.host))
     named = ", ".join(hosts[:_NAMED_HOSTS]) + (", …" if len(hosts) > _NAMED_HOSTS else "")

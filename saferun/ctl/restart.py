@@ -1,4 +1,4 @@
-"""``saferunctl restart``: end the ranks of a running job on all its hosts, and start them again, without a failure."""
+"""``saferunctl restart``: stop the ranks of a running job on all its hosts, and start them again, without a failure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
             hosts, ranks = reply.get("hosts"), reply.get("ranks")
             whom = f"the ranks of {hosts} hosts" if hosts != 1 else f"{ranks} rank{'s' if ranks != 1 else ''}"
             grace = f"SIGTERM, and SIGKILL after {reply.get('grace_s')} s"
-            answer(f"{live.shown}: ending {whom} to start them again: {grace}\n")
+            answer(f"{live.shown}: stopping {whom} to start them again: {grace}\n")
         if not arguments.no_wait:
             try:
                 started = live.next_answer(_STARTED_S)

@@ -39,7 +39,7 @@ class ReaperPart:
         if not self._is_alive or pid != self._reaper.pid:
             return False
         self._is_alive = False
-        what = f"the reaper, which ends the ranks if saferun is killed, has ended ({status.description})"
+        what = f"the reaper, which kills the ranks if saferun is killed, has ended ({status.description})"
         if self._left == 0:
             self._context.warn(f"{what} again, and is not started any more")
             return True

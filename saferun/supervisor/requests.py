@@ -107,10 +107,10 @@ def on_restart_requested(launch: LaunchState, event: RestartRequested) -> list[A
     count, grace_s = len(launch.attempt.running), launch.limits.grace_s
     if launch.job.spans_hosts:
         announced = launch.broadcast_abort("restart", event.by, signal.SIGTERM)
-        text = f"{event.by}: all hosts end their ranks to start them again, SIGKILL follows in {grace_s:g} s"
+        text = f"{event.by}: all hosts stop their ranks to start them again, SIGKILL follows in {grace_s:g} s"
         return [PrintLine(text), *announced] if announced else []
     launch.add_ending(Regroup(event.by, event.by))
-    line = PrintLine(f"{event.by}: ending {ranks_count(count)} to start them again, SIGKILL follows in {grace_s:g} s")
+    line = PrintLine(f"{event.by}: stopping {ranks_count(count)} to start them again, SIGKILL follows in {grace_s:g} s")
     return [line, *stop_as_asked(launch, event.at, signal.SIGTERM, event.idle_s)]
 
 

@@ -143,7 +143,7 @@ _OUTSIDE: dict[int, tuple[str, str]] = {
     signal.SIGKILL: ("killed from outside (SIGKILL)", _UNKNOWN_SENDER),
     signal.SIGTERM: (
         "terminated from outside (SIGTERM)",
-        "look at the scheduler's log, and for other programs that end it",
+        "look at the scheduler's log, and for other programs that terminate it",
     ),
     signal.SIGINT: ("interrupted (SIGINT)", "Ctrl-C was pressed, or SIGINT was sent to this rank"),
     signal.SIGHUP: ("its terminal was closed (SIGHUP)", "start it under nohup, tmux or a scheduler"),

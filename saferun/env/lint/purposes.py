@@ -58,9 +58,9 @@ PURPOSES: Final[dict[str, str]] = {
     "NCCL_IGNORE_CPU_AFFINITY": "1: NCCL takes the CPUs near the GPU, whatever the process is bound to",
     "RCCL_MSCCL_ENABLE": "whether RCCL uses MSCCL's algorithms",
     # torch.distributed
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "what torch does after an error of NCCL: 0 nothing, 1 to 3 end the rank",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "what torch does after an error of NCCL: 0 nothing, 1 to 3 abort the rank",
     "TORCH_NCCL_BLOCKING_WAIT": "1: wait() blocks the CPU until the collective has ended or timed out",
-    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "after how long without a heartbeat of its watchdog torch ends the rank",
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "after how long without a heartbeat of its watchdog torch aborts the rank",
     "TORCH_NCCL_ENABLE_MONITORING": "whether torch watches its own NCCL watchdog",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "whether the Flight Recorder is written to a file after a timeout",
     "TORCH_NCCL_DESYNC_DEBUG": "1: torch logs which ranks had called what after a timeout",

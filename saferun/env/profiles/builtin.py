@@ -511,8 +511,8 @@ PROFILES: dict[str, Profile] = {
                 value="1",
                 location=Location(path="configs/minimal.yaml", line=16),
                 why=(
-                    "A collective that failed or timed out ends its process instead of leaving it hanging. 1, which "
-                    "also aborts the communicators, is what torchrun sets (torch by itself takes 3); the name "
+                    "A collective that failed or timed out aborts its process instead of leaving it hanging. 1, "
+                    "which also aborts the communicators, is what torchrun sets (torch by itself takes 3); the name "
                     "without TORCH_ is the old one."
                 ),
                 source="https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html",

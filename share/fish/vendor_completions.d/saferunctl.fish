@@ -32,11 +32,11 @@ complete -c saferunctl -n '__fish_seen_subcommand_from stop' -l json
 complete -c saferunctl -n '__fish_seen_subcommand_from stop' -l after-checkpoint
 complete -c saferunctl -n '__fish_seen_subcommand_from stop' -l signal
 complete -c saferunctl -n '__fish_seen_subcommand_from stop' -l timeout
-complete -c saferunctl -n __fish_use_subcommand -a kill -d 'end a running job at once on all its hosts, by SIGKILL to its ranks'
+complete -c saferunctl -n __fish_use_subcommand -a kill -d 'kill a running job at once on all its hosts, by SIGKILL to its ranks'
 complete -c saferunctl -n '__fish_seen_subcommand_from kill' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from kill' -l no-wait
 complete -c saferunctl -n '__fish_seen_subcommand_from kill' -l json
-complete -c saferunctl -n __fish_use_subcommand -a restart -d 'end the ranks of a running job and start them again, on all its hosts'
+complete -c saferunctl -n __fish_use_subcommand -a restart -d 'stop the ranks of a running job and start them again, on all its hosts'
 complete -c saferunctl -n '__fish_seen_subcommand_from restart' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from restart' -l no-wait
 complete -c saferunctl -n '__fish_seen_subcommand_from restart' -l json

@@ -157,7 +157,7 @@ def test_where_none_answers_the_signal_that_ends_the_saferun_is_named(tmp_path: 
     ("process", "control_socket", "hint"),
     [
         (HERE, "", f"it opens some seconds after the ranks start; kill -TERM {os.getpid()} ends this saferun"),
-        (ELSEWHERE, "", "kill -TERM ends its saferun process on a host"),
+        (ELSEWHERE, "", "kill -TERM stops its saferun process on a host"),
         (HERE, "/nowhere/control", f"kill -TERM {os.getpid()} ends this saferun"),
         (ELSEWHERE, "/nowhere/control", "run saferunctl on one of its hosts (node1)"),
     ],
