@@ -58,6 +58,8 @@ class _Recorder(Value):
     ranks: tuple[int, ...]
     failure: str
     groups: tuple[GroupProgress, ...]
+    incomplete: str = ""
+    has_failed: bool = False
 
 
 class _Core(Value):
@@ -132,7 +134,7 @@ def _packed(evidence: Evidence) -> str:
         dumps.setdefault(likeness, []).append((dump.rank, dump.pid, *tids))
     recorders: dict[tuple[object, ...], list[int]] = {}
     for one in evidence.capture.collectives:
-        recorders.setdefault((one.failure, one.groups), []).append(one.rank)
+        recorders.setdefault((one.failure, one.groups, one.incomplete, one.has_failed), []).append(one.rank)
     cores = [
         (core._replace(threads=()), tuple(tables.thread(thread, core.pid) for thread in core.threads))
         for core in evidence.cores
@@ -192,7 +194,8 @@ def _unpacked(part: _Part) -> Evidence:
     recorders: list[RankCollectives] = []
     for recorder in part.recorders:
         alike = recorder.ranks[: _MOST_PROCESSES - len(recorders)]
-        recorders += [RankCollectives(rank, recorder.groups, recorder.failure) for rank in alike]
+        values = (recorder.groups, recorder.failure, recorder.incomplete, recorder.has_failed)
+        recorders += [RankCollectives(rank, *values) for rank in alike]
     cores = tuple(
         core.dump._replace(threads=tuple(thread(packed, core.dump.pid) for packed in core.threads))
         for core in part.cores

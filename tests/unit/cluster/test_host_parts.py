@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -170,6 +171,11 @@ def test_where_nothing_finds_room_there_is_no_part() -> None:
     assert decode_part("") is None
 
 
+def _content_of(text: str) -> list[Any]:
+    content: list[Any] = json.loads(zlib.decompress(base64.b85decode(text)))
+    return content
+
+
 def _text_of(content: object) -> str:
     return base64.b85encode(zlib.compress(json.dumps(content).encode())).decode()
 
@@ -239,6 +245,33 @@ def test_no_change_of_a_part_is_an_exception(path: list[int], value: object) -> 
         merged = merge_parts([HostPart(1, 0, "node2", 0.0, back)], world_size=4, peers=peers_of(2))
         assert all(end.rank in {2, 3} for end in merged.ends)
         assert all(look.rank in {2, 3} for look in merged.capture.processes)
+
+
+def with_states() -> Evidence:
+    """The recorder of rank 2 answered with an error; that of rank 3, which has the same calls, did not."""
+    alike = recorder_of(2)
+    failed = alike._replace(incomplete="NCCL's recorder has not sent its calls: it answers with status 500")
+    capture = captured(1)._replace(collectives=(failed._replace(has_failed=True), alike._replace(rank=3)))
+    return host_evidence(1, capture=capture)
+
+
+def test_what_is_known_of_a_recorder_comes_to_the_leader() -> None:
+    """Else it takes a rank whose GPU has failed for any other that waits."""
+    back = decode_part(encode_part(with_states(), 1 << 20))
+    assert back is not None
+    assert [(one.rank, bool(one.incomplete), one.has_failed) for one in back.capture.collectives] == [
+        (2, True, True),
+        (3, False, False),
+    ]
+
+
+def test_recorders_of_which_only_the_calls_are_sent_are_read() -> None:
+    """By a saferun that sends no more."""
+    content = _content_of(encode_part(with_states(), 1 << 20))
+    content[5] = [recorder[:3] for recorder in content[5]]
+    back = decode_part(_text_of(content))
+    assert back is not None
+    assert [(one.incomplete, one.has_failed) for one in back.capture.collectives] == [("", False)] * 2
 
 
 # ------------------------------------------------------------------------------------------------------------- merging
