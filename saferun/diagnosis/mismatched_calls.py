@@ -110,7 +110,7 @@ class _Comparison:
         self._with_types = with_types
 
     def __call__(self, call: CollectiveCall) -> _Kind:
-        sizes = _elements(call.sizes) if self._with_sizes else ()
+        sizes = elements_of(call.sizes) if self._with_sizes else ()
         return (call.op, sizes, call.dtypes if self._with_types else "")
 
 
@@ -121,7 +121,7 @@ def _how_to_compare(calls: Iterable[CollectiveCall], *, is_over: bool) -> _Compa
     """
     made = list(calls)
     is_same = len({call.op for call in made}) == 1
-    sized = is_same and made[0].op in _EQUAL_SIZES and all(_elements(call.sizes) is not None for call in made)
+    sized = is_same and made[0].op in _EQUAL_SIZES and all(elements_of(call.sizes) is not None for call in made)
     typed = is_same and not is_over and made[0].op not in _ROOTED and all(call.dtypes for call in made)
     return _Comparison(with_sizes=sized, with_types=typed)
 
@@ -135,7 +135,7 @@ def _roots_differ(group: Group, seq: int, made: Mapping[int, CollectiveCall]) ->
     if not all(call.sizes and call.output_sizes for call in made.values()):
         return []  # sizes are not known
     if group.backend in _LIKE_NCCL:
-        tensors = {rank: _elements(call.output_sizes) for rank, call in made.items()}
+        tensors = {rank: elements_of(call.output_sizes) for rank, call in made.items()}
         found = [rank for rank, elements in tensors.items() if elements not in {(), _UNDEFINED}]
         if None in tensors.values():
             return []
@@ -239,7 +239,7 @@ def groups_alike(groups: Sequence[Group]) -> dict[int, list[Group]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _elements(sizes: str) -> tuple[int, ...] | None:
+def elements_of(sizes: str) -> tuple[int, ...] | None:
     """How many elements each tensor has: ``[[2, 3], [4]]`` -> ``(6, 4)``; None where it is not known."""
     try:
         shapes = loads(sizes, longest=_LONGEST_SIZES)

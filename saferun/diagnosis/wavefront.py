@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from saferun.diagnosis.mismatched_calls import elements_of
 from saferun.diagnosis.process_groups import Group, Stream
 from saferun.evidence.job_evidence import CollectiveCall, RankCollectives
 from saferun.model import Value
@@ -244,7 +245,8 @@ class Wavefront:
         begun = [rank for rank, call in calls.items() if call is not None and call.started]
         if begun and len(begun) < len(ranks):
             return tuple(rank for rank in ranks if rank not in begun)
-        return self._of_other_size(calls) or self._least_advanced(op, ranks) or tuple(ranks)
+        is_whole = members.is_complete and not members.ended
+        return self._of_other_size(calls, is_whole=is_whole) or self._least_advanced(op, ranks) or tuple(ranks)
 
     def _least_advanced(self, op: Op, ranks: Sequence[int]) -> tuple[int, ...]:
         """Those that have completed less in another group than the other ranks, though all have queued the same there.
@@ -266,15 +268,30 @@ class Wavefront:
         return ()
 
     @staticmethod
-    def _of_other_size(calls: Mapping[int, CollectiveCall | None]) -> tuple[int, ...]:
-        """The only rank whose all_to_all sizes differ (sizes may legally differ, but seldom for one rank alone)."""
-        sizes: dict[tuple[str, str], list[int]] = {}
+    def _of_other_size(calls: Mapping[int, CollectiveCall | None], *, is_whole: bool) -> tuple[int, ...]:
+        """The only rank whose all_to_all has other sizes than those of the rest, if they cannot belong together.
+
+        Each rank may legally hand in and get another number of elements, as with a last batch that is short: as many
+        are handed in then, by all ranks together, as they get. But if each gets as many as it hands in, the call is
+        taken for one without split sizes, which are equal on all ranks.
+
+        Args:
+            calls: those of the ranks that are in it.
+            is_whole: whether these are all members.
+        """
+        sizes: dict[tuple[int, int], list[int]] = {}
         for rank, call in calls.items():
-            if call is None or not call.op.startswith("all_to_all"):
+            given = elements_of(call.sizes) if call is not None and call.op.startswith("all_to_all") else None
+            taken = elements_of(call.output_sizes) if call is not None else None
+            if given is None or taken is None:
                 return ()
-            sizes.setdefault((call.sizes, call.output_sizes), []).append(rank)
+            sizes.setdefault((sum(given), sum(taken)), []).append(rank)
         alone = [ranks for ranks in sizes.values() if len(ranks) == 1]
-        return tuple(alone[0]) if len(sizes) == 2 and len(alone) == 1 else ()  # noqa: PLR2004 - one and the rest
+        if len(sizes) != 2 or len(alone) != 1:  # noqa: PLR2004 - one and the rest
+            return ()
+        surplus = sum((given - taken) * len(ranks) for (given, taken), ranks in sizes.items())
+        is_even = all(given == taken for given, taken in sizes)
+        return tuple(alone[0]) if is_even or (is_whole and surplus) else ()
 
     def _call(self, rank: int, op: Op) -> CollectiveCall | None:
         group = self._groups[op.group]

@@ -176,6 +176,30 @@ def test_where_sizes_may_differ_they_do_not_matter(op: str) -> None:
     assert not compare([at(0, 5, op, "[[4]]"), at(1, 5, op), at(2, 5, op, "[]")], range(3)).mismatched
 
 
+def exchanged(*totals: tuple[int, int], unknown: int = 0) -> tuple[int, ...]:
+    """Who is suspected, where ranks that hand in and get so many elements are in an all_to_all."""
+    known = []
+    for rank, (handed_in, taken) in enumerate(totals):
+        waiting = call(1, "all_to_all", f"[[{handed_in}]]", retired=False)._replace(output_sizes=f"[[{taken}]]")
+        known.append(RankCollectives(rank, (progress(waiting),)))
+    return compare(known, range(len(totals) + unknown)).suspects
+
+
+def test_a_rank_with_a_short_batch_is_not_the_odd_one_of_an_all_to_all() -> None:
+    """It hands in less, and the others get less of it: split sizes are made for that."""
+    assert exchanged((12, 10), (12, 10), (12, 10), (6, 12)) == (0, 1, 2, 3)
+    # All get the same, a part of it from a rank that has fewer rows.
+    assert exchanged((12, 11), (12, 11), (12, 11), (8, 11)) == (0, 1, 2, 3)
+
+
+def test_a_rank_whose_all_to_all_cannot_belong_to_the_others_is_suspected_alone() -> None:
+    """More is handed in than all get together; or each gets what it hands in, as without split sizes."""
+    assert exchanged((12, 12), (12, 12), (12, 12), (16, 12)) == (3,)
+    assert exchanged((12, 12), (12, 12), (12, 12), (16, 16)) == (3,)
+    # A member of which nothing is known may get the rest.
+    assert exchanged((12, 12), (12, 12), (12, 12), (16, 12), unknown=1) == (0, 1, 2, 3)
+
+
 @pytest.mark.parametrize("sizes", ["[[1, 3]]", "[[3, 1]]", "no sizes", "[3]", "[[-3]]", "[[", "", "[[1.5]]"])
 def test_only_numbers_of_elements_that_are_known_and_differ_are_told(sizes: str) -> None:
     """The same elements in another shape are sent alike."""
