@@ -11,7 +11,9 @@ the number 900, and the send may be over or not. Then, and from recorders that a
 
 Nor does a last completed number below the last enqueued one prove that a call is open. torch assigns it in the order in
 which it sees calls end, without a maximum: where gloo's two threads end call 8 before call 7, it stays at 7 until the
-next call. So such a pair counts only if a call of that group is open, where the answer holds the group's calls.
+next call. So where an answer has calls, such a pair counts only if one of that group is open. The group may have an
+open call before the end that is read, or one that has been overwritten: that is not known, and counts as little as an
+idle group. It only keeps a hang from being certain.
 """
 
 from __future__ import annotations
@@ -136,7 +138,7 @@ class NumbersQuery:
     def _take(self, text: bytes) -> None:
         """Take the end of an answer."""
         backend = "nccl" if self._handler == _NCCL_CALLS else self._handler.partition(_OF_BACKEND)[2]
-        numbers = numbers_of_calls(text, backend) if backend else numbers_from(text)
+        numbers = numbers_of_calls(text, backend) if backend else numbers_from(text, is_cut=self._received > len(text))
         if numbers is None:
             return
         if self._handler == _NCCL and not numbers:
@@ -158,10 +160,14 @@ class NumbersQuery:
             self._socket = None
 
 
-def numbers_from(text: bytes) -> Numbers | None:
+def numbers_from(text: bytes, *, is_cut: bool = False) -> Numbers | None:
     """The sequence numbers that the end of an answer holds; None where it holds none.
 
-    A group whose calls it holds, and of which none is open, has completed what it has enqueued.
+    Of a group that is not known to have an open call the last enqueued number is taken for completed.
+
+    Args:
+        text: the end of the answer.
+        is_cut: whether there was more before it.
     """
     _, found, rest = text.rpartition(b'"pg_status":')
     if not found:
@@ -175,18 +181,20 @@ def numbers_from(text: bytes) -> Numbers | None:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     seem_open = [group for group, (enqueued, completed) in numbers.items() if enqueued > completed]
-    for group in _without_open_calls(text) & set(seem_open) if seem_open else ():
-        numbers[group] = (numbers[group][0], numbers[group][0])
+    have_open = _with_open_calls(text, is_cut=is_cut) if seem_open else None
+    if have_open is not None:
+        numbers.update({group: (numbers[group][0], numbers[group][0]) for group in seem_open if group not in have_open})
     return numbers
 
 
-def _without_open_calls(text: bytes) -> set[str]:
-    """The groups of which an answer holds calls, and no open one; none where it holds no calls that can be read."""
+def _with_open_calls(text: bytes, *, is_cut: bool) -> set[str] | None:
+    """The groups of which an answer holds an open call; None where it came without calls that can be read."""
     try:
         by_group = _by_group(_calls(text))
-        return {group for group, calls in by_group.items() if all(map(_is_over, _without_members(calls)))}
+        found = {group for group, calls in by_group.items() if not all(map(_is_over, _without_members(calls)))}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return set()
+        return set() if is_cut else None
+    return found if by_group or is_cut else None
 
 
 def _calls(text: bytes) -> list[dict[str, Any]]:

@@ -113,14 +113,27 @@ def calls_and(status: bytes, *calls: tuple[int, int, str, bool, bool]) -> bytes:
     return calls_of(*calls) + status
 
 
-def test_a_group_of_which_the_answer_holds_no_call_keeps_its_numbers() -> None:
-    """Only the end of a long answer is read: the open call may have been cut off, behind many of another group."""
-    status = (
-        b'"pg_status":{"0":{"last_enqueued_collective":"7","last_completed_collective":"6"},'
-        b'"1":{"last_enqueued_collective":"900","last_completed_collective":"900"}}'
-    )
-    answer = calls_and(status, *((number, 1, "gloo:all_reduce", False, True) for number in range(50)))
-    assert numbers_from(answer) == {"0": (7, 6), "1": (900, 900)}
+OPEN_BY_STATUS = (
+    b'"pg_status":{"0":{"last_enqueued_collective":"7","last_completed_collective":"6"},'
+    b'"1":{"last_enqueued_collective":"900","last_completed_collective":"900"}}'
+)
+
+
+def test_a_group_of_which_an_answer_holds_no_call_is_not_known_to_be_in_one() -> None:
+    """Its calls lie before the end that is read, or were overwritten: call 7 may have ended before 6."""
+    answer = calls_and(OPEN_BY_STATUS, *((number, 1, "gloo:all_reduce", False, True) for number in range(50)))
+    assert numbers_from(answer) == {"0": (7, 7), "1": (900, 900)}
+    assert numbers_from(OPEN_BY_STATUS, is_cut=True) == {"0": (7, 7), "1": (900, 900)}
+    # Where the numbers come without calls, they are all that there is.
+    assert numbers_from(OPEN_BY_STATUS) == {"0": (7, 6), "1": (900, 900)}
+
+
+def test_calls_that_are_over_prove_nothing_of_those_before_the_end_that_is_read() -> None:
+    """Nor is a rank in a collective by them: what counts is an open call that was read."""
+    over = calls_of(*((number, 0, "gloo:all_reduce", False, True) for number in range(50)))
+    assert numbers_from(over + OPEN_BY_STATUS, is_cut=True) == {"0": (7, 7), "1": (900, 900)}
+    open_one = calls_of((8, 0, "gloo:all_reduce", False, True), (9, 0, "gloo:all_reduce", False, False))
+    assert numbers_from(open_one + OPEN_BY_STATUS, is_cut=True) == {"0": (7, 6), "1": (900, 900)}
 
 
 def test_a_first_receive_that_never_ends_is_open() -> None:
@@ -169,6 +182,14 @@ def asked_of(answers: dict[str, bytes], directory: Path) -> tuple[list[str], lis
 
 
 NUMBERS = "dump_nccl_trace_json?includecollectives=false&onlyactive=true"
+
+
+def test_of_a_long_answer_only_its_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what stands before it is not known: here the calls, all of which are over."""
+    monkeypatch.setattr("saferun.watchdog.flight_recorder_seq._TAIL_BYTES", 500)
+    calls = calls_of((8, 0, "gloo:all_reduce", False, True), (9, 0, "gloo:all_reduce", False, True))
+    answers = {NUMBERS: b"{}", "fr_trace_json": calls + b" " * 2000 + OPEN_BY_STATUS}
+    assert asked_of(answers, tmp_path) == ([*answers], [(7, 7), (900, 900)])
 
 
 def test_where_nccl_s_recorder_is_empty_the_backends_are_asked(tmp_path: Path) -> None:
