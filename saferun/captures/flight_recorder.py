@@ -3,11 +3,11 @@
 The hook in the rank has opened torch's worker server on a Unix socket. Its threads respond without the interpreter,
 even while the rank hangs in C code. Everything that comes over the socket is untrusted.
 
-Limits: collectives in a CUDA graph are neither recorded when it is captured nor when it is replayed. NCCL's recorder
-    queries the GPU for the state of each call that is not retired, which fails if the GPU has failed (HTTP status 500).
-    While a graph is captured in CUDA's default mode no thread may do that: torch begins a capture when its watchdog has
-    retired all calls, so that a dump then queries nothing. That is by its source, and has not been tried on a GPU.
-    A rank is only queried when it hangs, or on request.
+Limits: collectives in a CUDA graph are neither recorded when it is captured nor when it is replayed, except for
+    members of coalesced ones when it is captured. NCCL's recorder queries the GPU for the state of each call that is
+    not retired, which fails if the GPU has failed (HTTP status 500). While a graph is captured in CUDA's default mode
+    no thread may do that: torch begins a capture when its watchdog has retired all calls, so that a dump then queries
+    nothing. That is by its source, and has not been tried on a GPU. A rank is queried only when it hangs or on request.
 
 Source: ``torch/csrc/distributed/c10d/control_plane/Handlers.cpp``, ``FlightRecorderCuda.cpp`` (2.4 to 2.15),
 ``FlightRecorderDetail.hpp`` (``update_state``, ``retire_id``), ``CUDAGraph::num_pending_event_queries``.

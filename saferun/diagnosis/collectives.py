@@ -46,7 +46,8 @@ class Stuck(Value):
     """A collective that all known ranks have called, and that does not end on ``waiting``.
 
     ``unknown`` are members of the group whose recorder did not answer; ``completed`` those on which it has ended;
-    ``is_complete`` is whether nothing is unknown about the members.
+    ``is_complete`` is whether nothing is unknown about the members, ``is_watched`` whether torch waits for its end on
+    any of the ranks.
     """
 
     group: str
@@ -57,6 +58,7 @@ class Stuck(Value):
     unknown: tuple[int, ...]
     message: str
     is_complete: bool = True
+    is_watched: bool = True
 
 
 class Circle(Value):
@@ -82,12 +84,16 @@ class Unpaired(Value):
 
 
 class CollectiveWait(Value):
-    """The collective that a rank is in: the first that it has called and that has not ended. ``op`` as in Missing."""
+    """The collective that a rank is in: the first that it has called and that has not ended.
+
+    ``op`` as in Missing; ``is_watched``: as in Stuck.
+    """
 
     rank: int
     group: str
     seq: int
     op: str
+    is_watched: bool = True
 
 
 class GroupStand(Value):
@@ -255,7 +261,7 @@ class _Comparison:
             waits[rank] = [self._wait(rank, op) for op in sorted(ops)]
         for group in self._groups:
             for rank, seq in group.waits_in.items():
-                wait = CollectiveWait(rank, group.name, seq, group.op(seq, [rank]))
+                wait = CollectiveWait(rank, group.name, seq, group.op(seq, [rank]), group.is_watched(rank, seq))
                 if wait not in waits.setdefault(rank, []):
                     waits[rank].append(wait)
         return waits
@@ -263,7 +269,8 @@ class _Comparison:
     def _wait(self, rank: int, op: Op) -> CollectiveWait:
         group = self._groups[op.group]
         if op.source < 0:
-            return CollectiveWait(rank, group.name, op.number, group.op(op.number, [rank]))
+            is_watched = group.is_watched(rank, op.number)
+            return CollectiveWait(rank, group.name, op.number, group.op(op.number, [rank]), is_watched)
         return CollectiveWait(rank, group.name, op.number, "send" if rank == op.source else "recv")
 
     # ----------------------------------------------------------------------------------------------- who has not called
@@ -328,7 +335,8 @@ class _Comparison:
         elif not group.members_known:
             message += "; who else belongs to the group is not known"
         is_complete = group.members_known and not group.unknown
-        return [*stuck, Stuck(group.name, seq, op, waiting, completed, group.unknown, message, is_complete)]
+        is_watched = any(group.is_watched(rank, seq) for rank in waiting)
+        return [*stuck, Stuck(group.name, seq, op, waiting, completed, group.unknown, message, is_complete, is_watched)]
 
     def _stuck_transfer(self, group: Group, root: Root) -> Stuck | None:
         if root.kind != "stuck" or not root.is_complete:

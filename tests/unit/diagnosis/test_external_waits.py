@@ -461,3 +461,31 @@ def test_a_call_that_a_rank_only_has_posted_does_not_make_its_wait_for_a_server_
     assert found({**FLOCK, "waits": waits(100, outside=True)}) == (0,)
     # It may ask in a loop whether the call is over.
     assert found(SLEEP) == ()
+
+
+def of_a_graph(found: RankCollectives, watched: int = 0) -> RankCollectives:
+    """The same with calls later than that one from a CUDA graph."""
+    return found._replace(groups=tuple(group._replace(watched=watched) for group in found.groups))
+
+
+def test_a_call_of_a_cuda_graph_proves_nothing() -> None:
+    """It never ends, as nothing asks for its end; replays of the graph are not recorded."""
+    captured = tuple(of_a_graph(recorder(rank, "all_reduce", completed=0)) for rank in range(3))
+    assert external(recorded(*POLLS_WORK, looks=POLLING, recorders=captured)) == (0, 1, 2)
+    assert external(recorded(ON_GPU, ON_GPU, ON_GPU, recorders=captured)) == (0, 1, 2)
+
+
+def test_a_call_that_torch_waits_for_comes_before_those_of_a_cuda_graph() -> None:
+    """Ranks 0 and 2 wait in a second group for rank 1."""
+    recorders = []
+    for rank in range(3):
+        waiting = CollectiveCall(1, "broadcast", "[[4]]", retired=False, is_p2p=False, created_ns=2, order=9)
+        calls = (waiting,) if rank != 1 else ()
+        second = GroupProgress("nccl:1", "OTHER", (0, 1, 2), len(calls), -1, 0, calls)
+        graph = of_a_graph(recorder(rank, "all_reduce", completed=0))
+        recorders.append(graph._replace(groups=(*graph.groups, second)))
+    found = recorded(ON_GPU, ON_GPU, ON_GPU, recorders=tuple(recorders))
+    cause = diagnose_hang(found).cause
+    assert cause is not None
+    assert cause.ranks == (1,)
+    assert external(found) == (1,)
