@@ -220,7 +220,8 @@ class WatchConfig(Value):
     ``hang_timeout_s`` 0: no hang detection; ``capture_budget_s`` 0: nothing is captured; ``cause_wait_s``: how long the
     cause of a victim's failure is waited for; ``slow_window_s``: over how long ranks are compared, 0: not at all;
     ``slow_dumps_s``: how often they are by their Flight Recorders, 0: never; ``external_wait_s``: for how long nothing
-    may move where a rank waits for something outside the job, 0: no longer than elsewhere. ``trace_calls``: the
+    may move where a rank waits for something outside the job, 0: no longer than elsewhere; ``external_wait_asked``:
+    whether the user has set it, so that longer timeouts of process groups do not count. ``trace_calls``: the
     directories and packages whose calls the ranks record, empty: they record none; ``trace_lines``: the rank that
     records lines as well, -1: none. ``pdb``: the first rank that fails with an exception opens a debugger, which ends
     when nothing is typed for ``pdb_timeout_s``, 0: never.
@@ -240,6 +241,7 @@ class WatchConfig(Value):
     slow_window_s: float = 0.0
     slow_dumps_s: float = 0.0
     external_wait_s: float = 0.0
+    external_wait_asked: bool = False
     trace_calls: tuple[str, ...] = ()
     trace_lines: int = -1
     pdb: bool = False

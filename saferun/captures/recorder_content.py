@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from saferun.diagnosis.process_groups import OF_GPUS
 from saferun.evidence.job_evidence import CollectiveCall, Frame, GroupProgress
 from saferun.model import Value
 from saferun.text.decoding import loads
@@ -24,8 +25,6 @@ BACKENDS = {"fr_trace_json": "gloo", "dump_nccl_trace_json": "nccl", "dump_nccl_
 """torch's names of its recorders, and the backend of calls that do not name one; a process may have several."""
 GROUPS_LIMIT = 256
 _WITH_EVENTS = frozenset({"nccl", "rccl", "xccl", "hccl", "mccl"})
-_IN_ORDER = _WITH_EVENTS | {"nccl2", "nccl-lazy", "nccl-legacy", "ncclx", "rcclx"}
-"""Backends whose collectives of one group end in the order of their numbers."""
 _NEWEST_CALLS = 40
 _NEWEST_TO_A_PEER = 4
 _OLDEST_WAITING_CALLS = 4
@@ -36,6 +35,7 @@ _FRAMES_LIMIT = 16
 _RANKS_LIMIT = 1 << 16
 _TEXT_LIMIT = 200
 _NUMBER_LIMIT = 1 << 62
+_TIMEOUT_LIMIT_MS = 1 << 40  # 35 years
 _OP_NAMES = {
     "_all_gather_base": "all_gather_into_tensor",
     "_reduce_scatter_base": "reduce_scatter_tensor",
@@ -164,7 +164,7 @@ def _progress(
         started = number_of(status.get("last_started_collective"))
         completed = number_of(status.get("last_completed_collective"))
         in_order = completed if backend in _WITH_EVENTS else -1
-    if backend in _IN_ORDER:
+    if backend in OF_GPUS:
         in_order = max(in_order, max(done, default=-1))
     done.update(call.seq for call in collectives if call.seq <= in_order and not call.failed)
     waiting = [call.seq for call in collectives if call.seq not in done]
@@ -176,8 +176,22 @@ def _progress(
         for index in _worth_keeping(calls, done)
     )
     return GroupProgress(
-        f"{backend}:{name}", description, ranks, enqueued, started, min(completed, enqueued), kept, number, watched
+        f"{backend}:{name}",
+        description,
+        ranks,
+        enqueued,
+        started,
+        min(completed, enqueued),
+        kept,
+        number,
+        watched,
+        max((_timeout_ms(call) for call in calls if not (call.is_over or _is_done(call, done))), default=-1),
     )
+
+
+def _timeout_ms(entry: _Entry) -> int:
+    timeout_ms = number_of(entry.raw.get("timeout_ms"))
+    return timeout_ms if timeout_ms < _TIMEOUT_LIMIT_MS else -1
 
 
 def _watched(collectives: list[_Entry], status: dict[str, Any]) -> int:

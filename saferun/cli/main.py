@@ -278,6 +278,7 @@ def _watch(values: SimpleNamespace, settings: Mapping[str, Setting], command: Co
         capture_budget_s=values.capture_budget,
         cause_wait_s=values.cause_wait,
         external_wait_s=values.external_wait_timeout,
+        external_wait_asked=settings["external_wait_timeout"].origin != "default",
         slow_window_s=values.slow_window,
         slow_dumps_s=max(values.slow_dumps, _LEAST_DUMPS_S) if values.slow_dumps > 0 else 0.0,
         native=values.native_stacks,

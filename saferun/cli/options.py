@@ -501,7 +501,8 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         HANGS,
         "seconds without progress after which a hang counts as certain if the blocking rank waits for something "
         "outside the job: a sleep, a server, a file lock, a child process. Until then it is suspected, and --on-hang "
-        "does not act; 0: certain after --hang-timeout",
+        "does not act. Unless it is set, a longer timeout of the process group counts instead; 0: certain after "
+        "--hang-timeout",
     ),
     _option(
         "--capture-budget SECONDS",

@@ -51,6 +51,9 @@ _NO_STACKS = "unanswering"
 _CERTAIN = frozenset({"stopped", "spinning", _NO_STACKS, "dead"})
 _ON_GPU = "gpu"
 _FILE_LOCK = ("a lock on ", "a lock file")
+EXTERNAL_WAIT = "--external-wait-timeout"
+GROUP_TIMEOUT = f"the timeout of the process group; {EXTERNAL_WAIT} sets another time"
+"""What sets how long such a hang is only suspected."""
 
 
 def external_ranks(evidence: Evidence, cause: Cause | None) -> tuple[int, ...]:
@@ -404,7 +407,12 @@ def unreadable_ranks(evidence: Evidence) -> frozenset[int]:
 
 
 def suspected(
-    diagnosis: Diagnosis, ranks: Sequence[int], certain_after_s: float, unreadable: Collection[int] = ()
+    diagnosis: Diagnosis,
+    ranks: Sequence[int],
+    certain_after_s: float,
+    unreadable: Collection[int] = (),
+    *,
+    by: str = EXTERNAL_WAIT,
 ) -> Diagnosis:
     """The diagnosis of a hang that is only suspected, because these ranks wait for something outside the job.
 
@@ -413,6 +421,7 @@ def suspected(
         ranks: as of ``external_ranks``.
         certain_after_s: how long such a hang is only suspected.
         unreadable: as of ``unreadable_ranks``.
+        by: what sets that time.
     """
     on_gpu = {rank for group in diagnosis.groups if group.kind == _ON_GPU for rank in group.ranks}
     is_one = len(ranks) == 1
@@ -424,7 +433,7 @@ def suspected(
         shown = sorted({*ranks} & {*unreadable})
         whose = "its" if len(shown) == 1 else "their"
         does = f"{ranks_text(shown)} may be at work: {whose} I/O and system calls cannot be read in /proc"
-    line = f"{does}: the hang is certain after {duration_text(certain_after_s)} (--external-wait-timeout)"
+    line = f"{does}: the hang is certain after {duration_text(certain_after_s)} ({by})"
     return worded_as_suspicion(diagnosis)._replace(findings=(line, *diagnosis.findings))
 
 

@@ -14,6 +14,8 @@ from saferun.evidence.job_evidence import CollectiveCall, GroupProgress, RankCol
 from saferun.text.wording import ranks_text
 
 DEFAULT_GROUP = "default_pg"
+OF_GPUS = frozenset("nccl nccl2 nccl-lazy nccl-legacy ncclx rccl rcclx xccl hccl mccl".split())
+"""Backends whose calls are queued on a GPU: the collectives of a group end in the order of their numbers."""
 _NAMELESS = frozenset({"", "undefined"})
 _BATCH = "coalesced"
 _Likeness = tuple[str, ...] | tuple[str, tuple[int, ...], str]

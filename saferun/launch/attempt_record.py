@@ -88,6 +88,8 @@ class AttemptRecord:
         last_hang: capture and verdict of the hang that was reported last.
         reported_hang: what it was found to be.
         hang_shown: the beginning of the line about it that this host has printed for another one.
+        raised_timeout_s: the longest timeout of process groups that hangs were found to wait with, if the script has
+            set it longer than torch's default.
         evidence: what the newest diagnosis was made from.
         diagnosis: the newest one.
         running: the capture that runs, if any.
@@ -108,6 +110,7 @@ class AttemptRecord:
         self.last_hang: tuple[Capture | None, HangVerdict | None] = (None, None)
         self.reported_hang: tuple[object, ...] = ()
         self.hang_shown = ""
+        self.raised_timeout_s = 0.0
         self.evidence: Evidence | None = None
         self.diagnosis: Diagnosis | None = None
         self.running: CaptureQuery | None = None

@@ -6,8 +6,16 @@ import time
 from collections.abc import Callable, Sequence
 
 from saferun.cluster.job_values import EvidenceChunk
+from saferun.diagnosis.call_timeouts import raised_timeout_s
 from saferun.diagnosis.diverging_calls import with_last_calls
-from saferun.diagnosis.external_waits import external_ranks, suspected, unreadable_ranks, worded_as_suspicion
+from saferun.diagnosis.external_waits import (
+    EXTERNAL_WAIT,
+    GROUP_TIMEOUT,
+    external_ranks,
+    suspected,
+    unreadable_ranks,
+    worded_as_suspicion,
+)
 from saferun.diagnosis.hang import diagnose_hang
 from saferun.errors import printable
 from saferun.evidence.diagnosis_values import Diagnosis
@@ -168,23 +176,33 @@ class HangIncident(LiveCapture):
         Returns whether the hang was certain until now, and is not any more.
         """
         record, verdict = self._record, self._verdict
-        limit_s = self._context.launch.config.watch.external_wait_s
         diagnosis, evidence = record.diagnosis, record.evidence
-        if not (verdict.certain and self._context.launch.job.leads and verdict.lasted_s < limit_s):
-            return False
         if diagnosis is None or evidence is None:
+            return False
+        limit_s, by = self._limit(evidence)
+        if not (verdict.certain and self._context.launch.job.leads and verdict.lasted_s < limit_s):
             return False
         ranks = external_ranks(evidence, diagnosis.cause)
         if not ranks:
             return False
         doubted = verdict._replace(certain=False)
-        diagnosis = suspected(diagnosis, ranks, limit_s, unreadable_ranks(evidence))
+        diagnosis = suspected(diagnosis, ranks, limit_s, unreadable_ranks(evidence), by=by)
         self._on_doubt(verdict, limit_s)
         # From here on nothing can fail: all that is known of the hang changes at once.
         self._set_verdict(doubted)
         record.evidence, record.diagnosis = evidence._replace(hang=doubted), diagnosis
         self._certain_after_s = limit_s
         return True
+
+    def _limit(self, evidence: Evidence) -> tuple[float, str]:
+        """After how many seconds a hang that may end by itself is certain, and what sets that time."""
+        watch, record = self._context.launch.config.watch, self._record
+        # A recorder may answer the first time and never again.
+        record.raised_timeout_s = max(record.raised_timeout_s, raised_timeout_s(evidence.capture.collectives))
+        is_due = watch.external_wait_asked or self._verdict.kind == "heartbeat"
+        if is_due or record.raised_timeout_s <= watch.external_wait_s:
+            return watch.external_wait_s, EXTERNAL_WAIT
+        return record.raised_timeout_s, GROUP_TIMEOUT
 
     def _set_verdict(self, verdict: HangVerdict) -> None:
         if self._record.verdict is self._verdict:

@@ -415,6 +415,21 @@ def test_types_and_places_of_calls_are_read() -> None:
     assert (call.dtypes, call.output_sizes, call.order, call.started) == ("Float -> BFloat16", "[[6]]", 77, True)
 
 
+def test_the_longest_timeout_of_calls_that_are_not_over_is_read() -> None:
+    calls = [
+        entry(1, timeout_ms=9_000_000),
+        *(entry(seq, retired=False, timeout_ms=ms) for seq, ms in ((2, 5), (3, 7))),
+    ]
+    assert groups_of(*calls)["gloo:0"].timeout_ms == 7
+    assert groups_of(entry(1, timeout_ms=5))["gloo:0"].timeout_ms == -1
+
+
+@pytest.mark.parametrize("timeout", [None, -1, 1.5, "soon", [7], True, 1 << 40, 10**30])
+def test_a_timeout_that_is_none_is_not_known(timeout: Any) -> None:
+    """The answer is the rank's, and may hold anything."""
+    assert groups_of(entry(1, retired=False, timeout_ms=timeout))["gloo:0"].timeout_ms == -1
+
+
 def test_a_group_that_was_made_anew_counts_from_one_again() -> None:
     group = groups_of(entry(1), entry(2), entry(3), entry(1), entry(2, retired=False))["gloo:0"]
     assert (group.enqueued, group.completed, [call.seq for call in group.calls]) == (2, 1, [1, 2])

@@ -403,3 +403,12 @@ def test_the_table_of_options_is_sound() -> None:
         assert option.choices is None or option.default is None or option.default in option.choices
         assert option.help
         assert not option.help.endswith(".")
+
+
+def test_whether_the_time_for_waits_outside_the_job_was_asked_for_is_known() -> None:
+    """Then longer timeouts of process groups do not count, wherever it was set."""
+    watch = config_of().watch
+    assert (watch.external_wait_s, watch.external_wait_asked) == (1200.0, False)
+    assert config_of("--external-wait-timeout", "1200").watch.external_wait_asked
+    watch = config_of(environ={"SAFERUN_EXTERNAL_WAIT_TIMEOUT": "0"}).watch
+    assert (watch.external_wait_s, watch.external_wait_asked) == (0.0, True)

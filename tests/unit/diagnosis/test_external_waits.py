@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from saferun.diagnosis.external_waits import external_ranks, suspected, unreadable_ranks
+from saferun.diagnosis.external_waits import GROUP_TIMEOUT, external_ranks, suspected, unreadable_ranks
 from saferun.diagnosis.hang import diagnose_hang
 from saferun.evidence.job_evidence import (
     Capture,
@@ -364,6 +364,10 @@ def test_it_is_worded_as_a_suspicion() -> None:
     assert diagnosis.headline.startswith("the job may hang: rank 1 (node1) has not called")
     assert diagnosis.findings[0].startswith("rank 1 waits for something outside the job")
     assert "after 1200 s (--external-wait-timeout)" in diagnosis.findings[0]
+    later = suspected(diagnose_hang(found), (1,), 7200.0, by=GROUP_TIMEOUT)
+    assert later.findings[0].endswith(
+        "after 7200 s (the timeout of the process group; --external-wait-timeout sets another time)"
+    )
 
 
 # Not dumpable, or denied by a security module: only its stack is known.
