@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from saferun.diagnosis.mismatched_calls import MismatchedCall, first_mismatch, groups_alike, left_out
-from saferun.diagnosis.process_groups import Group, groups_of
+from saferun.diagnosis.process_groups import OF_GPUS, Group, groups_of
 from saferun.diagnosis.wavefront import Op, Root, Wavefront
-from saferun.evidence.job_evidence import RankCollectives
+from saferun.evidence.job_evidence import CollectiveCall, RankCollectives
 from saferun.model import Value
 from saferun.text.wording import ranks_text
 
@@ -20,6 +20,8 @@ from saferun.text.wording import ranks_text
 _ANCHORS = 4
 _LINES_SHOWN = 16
 _STEPS_SHOWN = 4
+# In these each rank needs something from each other.
+_EXCHANGES = ("all", "barrier", "reduce_scatter")
 
 
 # ------------------------------------------------------------------------------------------------------------- findings
@@ -47,7 +49,7 @@ class Stuck(Value):
 
     ``unknown`` are members of the group whose recorder did not answer; ``completed`` those on which it has ended;
     ``is_complete`` is whether nothing is unknown about the members, ``is_watched`` whether torch waits for its end on
-    any of the ranks.
+    any of the ranks, ``has_begun`` whether it is the call that lasts, and not what GPUs have to do before it.
     """
 
     group: str
@@ -59,6 +61,7 @@ class Stuck(Value):
     message: str
     is_complete: bool = True
     is_watched: bool = True
+    has_begun: bool = True
 
 
 class Circle(Value):
@@ -336,7 +339,11 @@ class _Comparison:
             message += "; who else belongs to the group is not known"
         is_complete = group.members_known and not group.unknown
         is_watched = any(group.is_watched(rank, seq) for rank in waiting)
-        return [*stuck, Stuck(group.name, seq, op, waiting, completed, group.unknown, message, is_complete, is_watched)]
+        # On a rank it ends only when all others have begun it, unless data flows in one direction.
+        has_begun = group.backend not in OF_GPUS or bool(completed and op.startswith(_EXCHANGES))
+        has_begun = has_begun or (is_complete and _has_started(group.call(rank, seq) for rank in waiting))
+        known = (group.name, seq, op, waiting, completed, group.unknown, message)
+        return [*stuck, Stuck(*known, is_complete, is_watched, has_begun)]
 
     def _stuck_transfer(self, group: Group, root: Root) -> Stuck | None:
         if root.kind != "stuck" or not root.is_complete:
@@ -348,7 +355,9 @@ class _Comparison:
             message += f", which has ended on {ranks_text(root.ended)}"
         else:
             message += ", which both have called and neither has completed"
-        return Stuck(group.name, root.op.number, "send", root.ranks, root.ended, (), message)
+        has_begun = group.backend not in OF_GPUS or _has_started(self._front.call(rank, root.op) for rank in root.ranks)
+        found = Stuck(group.name, root.op.number, "send", root.ranks, root.ended, (), message)
+        return found._replace(has_begun=has_begun)
 
     # ----------------------------------------------------------------------------------------------- sends and receives
 
@@ -369,6 +378,11 @@ class _Comparison:
                 )
                 found.append(Unpaired(group, rank, peer, name, message))
         return found
+
+
+def _has_started(calls: Iterable[CollectiveCall | None]) -> bool:
+    """Whether the kernels of all calls are known to have begun."""
+    return all(call is not None and call.started for call in calls)
 
 
 def _stand(group: Group) -> GroupStand:

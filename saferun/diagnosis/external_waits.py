@@ -1,8 +1,9 @@
 """Whether a hang may be none, because the rank that the others wait for waits for something outside the job. Pure.
 
 A sleep, an answer of a database, a file lock of another job, a program that the rank has started: whether they end in a
-minute or never cannot be observed. The same goes for what a GPU computes. What can be seen not to end by itself is no
-such wait: a collective, a lock between threads, a call that holds the GIL, another rank, a GPU that has failed.
+minute or never cannot be observed. The same goes for what a GPU computes, also before a collective that all ranks have
+called. What can be seen not to end by itself is no such wait: any other collective, a lock between threads, a call that
+holds the GIL, another rank, a GPU that has failed.
 
 Of a process whose I/O and system call may not be read (it is not dumpable, a security module denies it, gVisor) only
 the stack is known: whether it works in what it is in, or waits, cannot be observed either.
@@ -49,7 +50,10 @@ _THREADING = Calls(("/threading.py", ()))
 _EVENT_WAIT = Calls(("/threading.py", ("wait",)))
 _NO_STACKS = "unanswering"
 _CERTAIN = frozenset({"stopped", "spinning", _NO_STACKS, "dead"})
-_ON_GPU = "gpu"
+_ON_GPU, _IN_CALL = "gpu", "collective"
+_ALL_HAVE_CALLED = frozenset({"hang_all_in_collective", "hang_stuck_collective"})
+# By NCCL's RAS.
+_LOST = frozenset({"dead", "unanswering", "failed", "aborted"})
 _FILE_LOCK = ("a lock on ", "a lock file")
 EXTERNAL_WAIT = "--external-wait-timeout"
 GROUP_TIMEOUT = f"the timeout of the process group; {EXTERNAL_WAIT} sets another time"
@@ -70,6 +74,8 @@ def external_ranks(evidence: Evidence, cause: Cause | None) -> tuple[int, ...]:
     external = {wait.rank for wait in odd if case.is_external(wait)}
     ended = {wait.rank for wait in case.waits if wait.found.kind == "dead"}
     blamed = cause.ranks if cause is not None else ()
+    if not external and not ended:
+        return case.queued_ranks(cause)
     if not external or (blamed and not {*blamed} & (external | ended)) or case.is_proven(external):
         return ()
     if any(wait.found.kind == "lock" and wait.rank not in external and not case.waits_for_a_rank(wait) for wait in odd):
@@ -120,6 +126,9 @@ class _Case:
         ranks = sorted(seen if self._hosts.are_several else {*evidence.ranks} or seen)
         self._findings = compare(capture.collectives, ranks)
         self._recorded = {one.rank for one in capture.collectives if not one.failure}
+        is_lost = any(one.is_timed and one.kind in _LOST for one in capture.nccl)
+        self._failed = {one.rank for one in capture.collectives if one.has_failed or is_lost}
+        self._is_beating = evidence.hang is not None and evidence.hang.kind == "heartbeat"
         self.waits: Sequence[Wait] = rank_waits(
             capture,
             self._findings,
@@ -143,9 +152,22 @@ class _Case:
             wait.kind in _OUTSIDE_CALLS or wait.detail.startswith(_FILE_LOCK) for wait in waits
         ):
             return False
-        stuck = (one.waiting for one in found.stuck if one.is_complete and one.is_watched)
+        stuck = (one.waiting for one in found.stuck if one.is_complete and one.is_watched and one.has_begun)
         circles = (circle.ranks for circle in found.circles)
         return bool(found.mismatched) or any(external.issubset(ranks) for ranks in (*stuck, *circles))
+
+    def queued_ranks(self, cause: Cause | None) -> tuple[int, ...]:
+        """The ranks of a call that all have made, whose GPUs may still be at work on what was queued before it.
+
+        That a kernel has begun is recorded with TORCH_NCCL_ENABLE_TIMING only. A GPU that has failed, or a process that
+        NCCL does not reach, shows that there is a hang.
+        """
+        if cause is None or cause.class_name not in _ALL_HAVE_CALLED or self._is_beating:
+            return ()
+        stuck = [one for one in self._findings.stuck if not cause.ranks or {*cause.ranks} & {*one.waiting}]
+        ranks = {rank for one in stuck for rank in one.waiting}
+        has_failed = any(rank in self._failed or has_failed_gpu(self._hosts, rank) for rank in ranks)
+        return () if has_failed or any(one.has_begun for one in stuck) else tuple(sorted(ranks))
 
     def is_external(self, wait: Wait) -> bool:
         """Whether a rank waits for something outside the job, by itself or for a process that does."""
@@ -423,11 +445,14 @@ def suspected(
         unreadable: as of ``unreadable_ranks``.
         by: what sets that time.
     """
-    on_gpu = {rank for group in diagnosis.groups if group.kind == _ON_GPU for rank in group.ranks}
+    kinds = {group.kind for group in diagnosis.groups if not {*group.ranks}.isdisjoint(ranks)}
     is_one = len(ranks) == 1
     what = "something outside the job, which may still come"
-    if on_gpu.issuperset(ranks):
+    if kinds == {_ON_GPU}:
         what = "its GPU, which may still compute" if is_one else "their GPUs, which may still compute"
+    elif kinds == {_IN_CALL}:
+        gpus = "its GPU" if is_one else "their GPUs"
+        what = f"a call that all have made, before which {gpus} may still compute"
     does = f"{ranks_text(ranks)} {'waits' if is_one else 'wait'} for {what}"
     if not {*ranks}.isdisjoint(unreadable):
         shown = sorted({*ranks} & {*unreadable})

@@ -252,7 +252,7 @@ class Wavefront:
         failing = [rank for rank in ranks if self._known[rank].has_failed]
         if failing:
             return tuple(failing)
-        calls = {rank: self._call(rank, op) for rank in ranks}
+        calls = {rank: self.call(rank, op) for rank in ranks}
         begun = [rank for rank, call in calls.items() if call is not None and call.started]
         if begun and len(begun) < len(ranks):
             return tuple(rank for rank in ranks if rank not in begun)
@@ -304,7 +304,8 @@ class Wavefront:
         is_even = all(given == taken for given, taken in sizes)
         return tuple(alone[0]) if is_even or (is_whole and surplus) else ()
 
-    def _call(self, rank: int, op: Op) -> CollectiveCall | None:
+    def call(self, rank: int, op: Op) -> CollectiveCall | None:
+        """What a rank has called; of a transfer, the first to or from that peer that is not over."""
         group = self._groups[op.group]
         if op.source < 0:
             return group.call(rank, op.number)

@@ -8,12 +8,14 @@ import pytest
 
 from saferun.diagnosis.external_waits import GROUP_TIMEOUT, external_ranks, suspected, unreadable_ranks
 from saferun.diagnosis.hang import diagnose_hang
+from saferun.evidence.gpu_evidence import NcclOutlier, NcclProcess
 from saferun.evidence.job_evidence import (
     Capture,
     CollectiveCall,
     Evidence,
     Frame,
     GroupProgress,
+    HangVerdict,
     HostView,
     ProcessSnapshot,
     RankCollectives,
@@ -493,3 +495,70 @@ def test_a_call_that_torch_waits_for_comes_before_those_of_a_cuda_graph() -> Non
     assert cause is not None
     assert cause.ranks == (1,)
     assert external(found) == (1,)
+
+
+def nccl(
+    *, started: tuple[int, ...] = (), completed: tuple[int, ...] = (), op: str = "all_reduce"
+) -> tuple[RankCollectives, ...]:
+    """Three ranks that have called a collective of NCCL, which has begun on some and is over on others."""
+    found = []
+    for rank in range(3):
+        one = recorder(rank, op, completed=int(rank in completed))
+        (group,) = one.groups
+        (call,) = group.calls
+        group = group._replace(group="nccl:0", calls=(call._replace(started=rank in started),))
+        found.append(one._replace(groups=(group,)))
+    return tuple(found)
+
+
+ALL_ON_GPU = (ON_GPU, ON_GPU, ON_GPU)
+
+
+def test_a_gpu_may_still_compute_before_a_collective_that_all_have_called() -> None:
+    """Kernels of minutes, or CUDA graphs: calls are only queued behind them. Starts of calls are seldom recorded."""
+    found = recorded(*ALL_ON_GPU, recorders=nccl())
+    assert external(found) == (0, 1, 2)
+    diagnosis = suspected(diagnose_hang(found), (0, 1, 2), 1200.0)
+    assert diagnosis.headline.startswith("the job may hang: all ranks")
+    assert diagnosis.findings[0] == (
+        "ranks 0-2 wait for a call that all have made, before which their GPUs may still compute: "
+        "the hang is certain after 1200 s (--external-wait-timeout)"
+    )
+    assert external(recorded(*ALL_ON_GPU, recorders=nccl(started=(0, 2)))) != ()
+    # Who asks in a loop whether the call is over waits for it likewise.
+    assert external(recorded(*POLLS_WORK, looks=POLLING, recorders=nccl())) == (0, 1, 2)
+
+
+def test_a_collective_that_has_begun_on_all_gpus_is_what_lasts() -> None:
+    """Or that is over on one to which all have to contribute."""
+    assert external(recorded(*ALL_ON_GPU, recorders=nccl(started=(0, 1, 2)))) == ()
+    later = (IN_STEP, ON_GPU, ON_GPU)
+    assert external(recorded(*later, recorders=nccl(completed=(0,)))) == ()
+    assert external(recorded(*POLLS_WORK, looks=POLLING, recorders=nccl(started=(0, 1, 2)))) == ()
+    # What is sent by one rank may have left it before the others have begun.
+    assert external(recorded(*later, recorders=nccl(completed=(0,), op="broadcast"))) == (1, 2)
+
+
+def test_what_shows_a_failure_makes_a_collective_that_all_have_called_certain() -> None:
+    """The kernel log, a recorder whose CUDA has an error, or what NCCL knows of its processes; and heartbeats."""
+    recorders = nccl()
+    found = recorded(*ALL_ON_GPU, recorders=recorders)
+    assert external(found._replace(kernel_lines=("NVRM: Xid (PCI:0000:43:00): 79, GPU has fallen off the bus.",))) == ()
+    failed = (recorders[0]._replace(has_failed=True), *recorders[1:])
+    assert external(recorded(*ALL_ON_GPU, recorders=failed)) == ()
+    dead = NcclOutlier("a7", 3, "dead", (NcclProcess(1, "10.0.0.1", 101),), 1, is_timed=True)
+    assert external(recorded(*ALL_ON_GPU, recorders=recorders, nccl=(dead,))) == ()
+    behind = dead._replace(kind="behind", message="41 AllReduce, and others 42")
+    assert external(recorded(*ALL_ON_GPU, recorders=recorders, nccl=(behind,))) == (0, 1, 2)
+    late = HangVerdict("heartbeat", (0, 1, 2), 400.0, certain=True)
+    assert external(recorded(*ALL_ON_GPU, recorders=recorders, verdict=late)) == ()
+
+
+def test_a_collective_of_the_processors_waits_for_no_gpu() -> None:
+    """Nor does one that a rank has not called."""
+    called = tuple(recorder(rank, "all_reduce", completed=0) for rank in range(3))
+    assert external(recorded(IN_STEP, IN_STEP, IN_STEP, recorders=called)) == ()
+    late = (*nccl()[:2], recorder(2, completed=0))
+    assert external(recorded(IN_STEP, IN_STEP, IN_STEP, recorders=late)) == ()
+    ends = (RankEnd(2, 2, 102, ExitStatus(0, None), 9.0, 9.0, stopped_by_us=False),)
+    assert external(recorded(*ALL_ON_GPU, recorders=nccl(), ends=ends)) == ()
