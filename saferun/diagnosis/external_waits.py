@@ -63,7 +63,8 @@ GROUP_TIMEOUT = f"the timeout of the process group; {EXTERNAL_WAIT} sets another
 def external_ranks(evidence: Evidence, cause: Cause | None) -> tuple[int, ...]:
     """The ranks that wait for something outside the job, where it may be that all others wait only for them.
 
-    Empty where something else of what was seen is a hang by itself.
+    Or those of a call that all have made, before which their GPUs may still compute. Empty where something else of what
+    was seen is a hang by itself.
 
     Args:
         evidence: of a hang.
