@@ -4,6 +4,8 @@ from __future__ import annotations
 
 EXIT_USAGE = 2
 """The exit code for bad input, and for what the checks before a start find."""
+EXIT_INTERRUPTED = 130
+"""The exit code at a SIGINT that ``--signals-to-handle`` leaves out, and at one before the launch begins."""
 
 
 class suppress:  # noqa: N801 - it is contextlib's, whose import every start would pay for

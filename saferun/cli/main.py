@@ -28,7 +28,7 @@ from saferun.config import (
     WrapConfig,
 )
 from saferun.console.stderr import print_error
-from saferun.errors import SaferunError, UsageError
+from saferun.errors import EXIT_INTERRUPTED, SaferunError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_error(SaferunError(f"cannot go on: {error.strerror}", hint))
         exit_code = 1
     except KeyboardInterrupt:
-        exit_code = 130
+        exit_code = EXIT_INTERRUPTED
     if argv is None:
         from saferun.launch.entry import leave
 

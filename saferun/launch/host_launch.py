@@ -9,7 +9,7 @@ from saferun.captures.examiner import Examiner
 from saferun.cluster.job_values import JobCallbacks
 from saferun.cluster.solo_job import SoloJob
 from saferun.env.profiles import Resolution
-from saferun.errors import suppress
+from saferun.errors import EXIT_INTERRUPTED, suppress
 from saferun.launch.attempt_end import AttemptEnd
 from saferun.launch.attempt_setup import AttemptSetup
 from saferun.launch.console_part import ConsolePart
@@ -101,6 +101,7 @@ class HostLaunch:
         passed = PassedSignals(context, reaper.pid, reaper.witness_fd)
         self._reaper_part = ReaperPart(context, reaper, passed)
         self._wakeup = Wakeup(context, passed)
+        self._ends_interrupted = False
         writer.attach(context.poller)
         self._console = ConsolePart(context)
         context.loop = EventLoop(context, self._console, *self._parts(passed, reporters))
@@ -207,7 +208,7 @@ class HostLaunch:
             actions.BroadcastDecision: attempt_end.broadcast_decision,
             actions.ReportDecision: attempt_end.report_decision,
             actions.PrintLine: context.print_line,
-            actions.Finish: attempt_end.finish,
+            actions.Finish: self._finish,
         }
 
     def _capture(self, action: actions.CaptureEvidence) -> None:
@@ -243,9 +244,15 @@ class HostLaunch:
             raise
         finally:
             self._end(has_finished=finish is not None)
-        if self._wakeup.is_interrupted and finish.exit_code:
+        if self._ends_interrupted:
             raise KeyboardInterrupt
         return finish
+
+    def _finish(self, action: actions.Finish) -> None:
+        if self._wakeup.is_interrupted and action.exit_code:
+            self._ends_interrupted = True
+            action = action._replace(exit_code=EXIT_INTERRUPTED)
+        self._context.attempt_end.finish(action)
 
     def _warn_of_proc(self) -> None:
         if has_own_processes():

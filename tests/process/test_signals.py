@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -126,6 +127,9 @@ def test_ctrl_c_that_is_not_handled_leaves_the_ranks_their_grace(tmp_path: Path)
         job.release("written")
         assert job.wait() == 130
         assert "SIGINT: stopping 2 ranks, SIGKILL follows in " in job.err
+        # A program that reads how the launch has ended need not know the options.
+        run, report = (json.loads((job.run_dir / name).read_text()) for name in ("run.json", "report.json"))
+        assert run["end"]["exit_code"] == report["run"]["exit_code"] == 130
 
 
 def test_a_second_ctrl_c_that_is_not_handled_ends_the_grace(tmp_path: Path) -> None:
