@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import signal
 
+from saferun.model import signal_name
 from saferun.supervisor.actions import (
     Action,
     CaptureEvidence,
@@ -347,7 +348,8 @@ def _pass_on(launch: LaunchState, event: SignalReceived) -> list[Action]:
     if not attempt.running or signum == stopping.signum or event.why:
         return []
     stopping.signum = signum
-    line = signal_line(event, f": passed on to {ranks_count(len(attempt.running))}")
+    replaced = f" as {signal_name(signum)}" if signum != event.signum else ""
+    line = signal_line(event, f": passed on to {ranks_count(len(attempt.running))}{replaced}")
     return [line, SignalRanks(launch.number, attempt.ranks, signum)]
 
 

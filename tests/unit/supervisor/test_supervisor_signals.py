@@ -148,6 +148,16 @@ def test_a_signal_that_was_replaced_by_sigterm_is_passed_on_when_it_comes_to_thi
     assert signalled(host, SignalReceived(job.now, 0, HUP)) == [SignalRanks(0, (0, 1), HUP)]
 
 
+def test_the_line_about_a_signal_that_is_passed_on_names_what_the_ranks_get() -> None:
+    """``--signals-to-handle`` may leave SIGINT out; whoever debugs a handler for it would look for it in vain."""
+    job = job_of()
+    host = job.hosts[1]
+    host.supervisor._launch.job = host.supervisor._launch.job._replace(stop_signals=(TERM, USR1))
+    host.supervisor.handle(aborted(job, USR1))
+    line = PrintLine("SIGINT: passed on to 2 ranks as SIGTERM", of_signal=True)
+    assert host.supervisor.handle(SignalReceived(job.now + 1.0, 0, INT)) == [line, SignalRanks(0, (0, 1), TERM)]
+
+
 def test_only_ranks_that_have_not_ended_get_the_second_signal() -> None:
     """The number of one that has may be another process's."""
     job = job_of()
