@@ -30,8 +30,9 @@ def run_program(
     content: bytes = b"",
     errors: bool = False,
     kept_bytes: int = _KEPT_BYTES,
+    on_wait: Callable[[float], None] | None = None,
 ) -> tuple[bytes, ExitStatus | None]:
-    """Run a program for a bounded time.
+    """Run a program for a bounded time, or to its end.
 
     Args:
         argv: the program and its arguments.
@@ -40,6 +41,7 @@ def run_program(
         content: its stdin; no more than fits into a pipe.
         errors: whether its stderr is part of the output; if not, it is dropped.
         kept_bytes: how much of the output's end is kept.
+        on_wait: as of :func:`collect_output`.
 
     Returns:
         As :func:`collect_output`.
@@ -59,7 +61,7 @@ def run_program(
     finally:
         for fd in (null, in_read, in_write, write_end):
             os.close(fd)
-    return collect_output(child, read_end, timeout_s, kept_bytes)
+    return collect_output(child, read_end, timeout_s, kept_bytes, on_wait)
 
 
 def run_forked(serve: Callable[[int], None], timeout_s: float, name: str = "") -> tuple[bytes, ExitStatus | None]:
@@ -100,7 +102,11 @@ def run_forked(serve: Callable[[int], None], timeout_s: float, name: str = "") -
 
 
 def collect_output(
-    child: Child, read_end: int, timeout_s: float, kept_bytes: int = _KEPT_BYTES
+    child: Child,
+    read_end: int,
+    timeout_s: float,
+    kept_bytes: int = _KEPT_BYTES,
+    on_wait: Callable[[float], None] | None = None,
 ) -> tuple[bytes, ExitStatus | None]:
     """Wait for a child and collect its output; afterwards nothing is left of its process group.
 
@@ -109,11 +115,13 @@ def collect_output(
         read_end: the read end of the pipe that it writes to. It and the child's pidfd are closed.
         timeout_s: after this time the child is killed.
         kept_bytes: how much of the output's end is kept.
+        on_wait: if given, the child is never killed: this is called each time that so many seconds have passed, with
+            how long the child has run.
 
     Returns:
         The output, and the child's exit status; None if it had not exited in time.
     """
-    deadline = time.monotonic() + timeout_s
+    patience = _Patience(timeout_s, on_wait)
     poll = select.poll()
     for fd in (read_end, child.pidfd):
         if fd >= 0:
@@ -121,7 +129,7 @@ def collect_output(
     output = bytearray()
     is_open, ended = True, False
     try:
-        while not ended and (left_s := deadline - time.monotonic()) > 0:
+        while not ended and (left_s := patience.left_s()) > 0:
             # Without a pidfd the child's exit is only found by polling; usually it follows the end of its output.
             wait_ms = left_s * 1000 + 1 if child.pidfd >= 0 else _POLL_MS if is_open else _SHORT_POLL_MS
             ready = {fd for fd, _ in poll.poll(wait_ms)}
@@ -145,6 +153,24 @@ def collect_output(
             if fd >= 0:
                 os.close(fd)
     return bytes(output[-kept_bytes:]), status if ended else None
+
+
+class _Patience:
+    """How long a child may still take. For the arguments see :func:`collect_output`."""
+
+    def __init__(self, timeout_s: float, on_wait: Callable[[float], None] | None) -> None:
+        self._begun_at = time.monotonic()
+        self._deadline = self._begun_at + timeout_s
+        self._timeout_s = timeout_s
+        self._on_wait = on_wait
+
+    def left_s(self) -> float:
+        """The seconds until it is killed, or until ``on_wait`` is called again."""
+        now = time.monotonic()
+        if now >= self._deadline and self._on_wait is not None:
+            self._on_wait(now - self._begun_at)
+            self._deadline = now + self._timeout_s
+        return self._deadline - now
 
 
 def _read_rest(read_end: int) -> bytes:

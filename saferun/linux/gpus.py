@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from saferun.linux.gpu_drivers import (
     NvmlLike,
@@ -36,8 +36,6 @@ __all__ = ["ask_torch", "count_cpus", "count_gpus", "gpu_vendor", "resolve_nproc
 # More than any host has CPUs: a typing error that would bring the host down.
 MAX_LOCAL_WORLD_SIZE = 4096
 NVML_TIMEOUT_S = 15.0
-# Importing torch from a busy network file system can take minutes; torchrun itself waits forever.
-TORCH_TIMEOUT_S = 300.0
 
 # Prefixes of names below /dev: GPUs, NVIDIA's boards with an integrated GPU, GPUs that Windows passes through, and
 # accelerators of other vendors, some of which come with a torch that calls them "cuda".
@@ -129,7 +127,7 @@ def _serves(reading: NvmlReading, cuda: str | None) -> bool:
 
 
 def resolve_nproc_per_node(
-    value: str, python: str, environ: Mapping[str, str], *, timeout_s: float = TORCH_TIMEOUT_S
+    value: str, python: str, environ: Mapping[str, str], on_wait: Callable[[float], None] | None = None
 ) -> int:
     """The number of ranks that a value of ``--nproc-per-node`` stands for on this host, by torchrun's rules.
 
@@ -149,7 +147,7 @@ def resolve_nproc_per_node(
         value: as the user gave it.
         python: the ranks' interpreter.
         environ: the ranks' environment.
-        timeout_s: how long torch may take, in seconds.
+        on_wait: takes how long torch has taken so far, in seconds, once a minute.
 
     Raises:
         UsageError: torchrun would reject the value, or the number is out of bounds.
@@ -173,7 +171,7 @@ def resolve_nproc_per_node(
         count = None if build is None else _count_for_build(value, build, environ)
         if count is not None:
             return count
-    return ask_torch(python, value, environ, timeout_s)
+    return ask_torch(python, value, environ) if on_wait is None else ask_torch(python, value, environ, on_wait)
 
 
 def _count_for_build(value: str, build: TorchBuild, environ: Mapping[str, str]) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NoReturn
 
 from saferun.errors import EXIT_USAGE, SaferunError, UsageError
@@ -21,6 +21,7 @@ _DEVICE_TYPES = frozenset(
     "musa gcu tpu rocm".split()
 )
 _INSTEAD = "give --nproc-per-node as a number, or as cpu for one rank a processor"
+_NOTICE_S = 60.0
 _ANSWER = b"\nsaferun-answer "  # importing torch may print something before it
 
 # One write below PIPE_BUF, which output of other threads cannot split, and then a quick exit: a driver's destructors
@@ -36,6 +37,10 @@ sys.stdout.flush()
 os.write(1, ("\\nsaferun-answer " + answer[:500] + "\\n").encode())
 os._exit(0)
 """
+
+
+def _ignore(_waited_s: float) -> None:
+    """No line is printed."""
 
 
 class TorchBuild(Value):
@@ -102,33 +107,37 @@ def may_load_backends(environ: Mapping[str, str], path: Sequence[str] | None = N
     return False
 
 
-def ask_torch(python: str, kind: str, environ: Mapping[str, str], timeout_s: float) -> int:
+def ask_torch(
+    python: str,
+    kind: str,
+    environ: Mapping[str, str],
+    on_wait: Callable[[float], None] = _ignore,
+    *,
+    notice_s: float = _NOTICE_S,
+) -> int:
     """The number of ranks that torchrun itself would get from that interpreter's torch.
+
+    As under torchrun it may take as long as it wants: importing torch from a busy network file system takes minutes.
 
     Args:
         python: the interpreter.
         kind: ``auto``, ``cpu``, ``gpu``, ``xpu`` or the name of an out-of-tree backend.
         environ: the ranks' environment.
-        timeout_s: how long it may take, importing torch included.
+        on_wait: takes how long it has taken so far, in seconds, while there is no answer.
+        notice_s: how often that is called.
 
     Raises:
         UsageError: torch has no such device.
-        SaferunError: there are no such devices, torch is missing or broken, or it did not answer in time.
+        SaferunError: there are no such devices, or torch is missing or broken.
     """
     try:
         # -P: a torch.py in the current directory is not torch.
-        output, status = run_program([python, "-P", "-c", _ASK, kind], environ, timeout_s, errors=True)
+        output, status = run_program([python, "-P", "-c", _ASK, kind], environ, notice_s, errors=True, on_wait=on_wait)
     except SpawnError as error:
         raise SaferunError(
             f"cannot start {python} to ask torch what --nproc-per-node {kind} means: {os.strerror(error.errno)}",
             "check the path of the interpreter, or give --nproc-per-node as a number",
         ) from None
-    if status is None:
-        raise SaferunError(
-            f"torch did not report within {timeout_s:g} s how many ranks --nproc-per-node {kind} means",
-            f"see whether `{python} -c 'import torch; torch.cuda.is_available()'` ends (slow file system, hanging "
-            "driver), or give --nproc-per-node as a number",
-        )
     _, found, rest = output.rpartition(_ANSWER)
     if not found:
         _explain_failure(python, kind, output, status)
@@ -166,7 +175,7 @@ def refuse_name(value: str) -> NoReturn:
     refuse(value, "is no device that torch knows here" if is_device else "is neither a number nor a device type")
 
 
-def _explain_failure(python: str, kind: str, output: bytes, status: ExitStatus) -> NoReturn:
+def _explain_failure(python: str, kind: str, output: bytes, status: ExitStatus | None) -> NoReturn:
     lines = [line.rstrip() for line in output.decode(errors="replace").splitlines() if line.strip()]
     # An exception's message may have several lines: the one with its name tells most.
     named = [line for line in lines if line.partition(":")[0].endswith(("Error", "Exception"))]
@@ -176,7 +185,8 @@ def _explain_failure(python: str, kind: str, output: bytes, status: ExitStatus) 
             f"{python} has no torch, so it is not known what --nproc-per-node {kind} means",
             f"install torch there, or start saferun with the interpreter that has it; or {_INSTEAD}",
         )
+    how = status.description if status is not None else "its exit code is not known"
     raise SaferunError(
-        f"torch could not be asked what --nproc-per-node {kind} means ({status.description}): {last}",
+        f"torch could not be asked what --nproc-per-node {kind} means ({how}): {last}",
         f"see whether `{python} -c 'import torch'` works; or {_INSTEAD}",
     )

@@ -114,7 +114,7 @@ def test_a_value_means_what_it_means_to_torchrun(value: str) -> None:
 
 
 def test_torch_is_asked_and_answers_as_torchrun() -> None:
-    assert gpus.ask_torch(sys.executable, "auto", os.environ, 300) == determine_local_world_size("auto")
+    assert gpus.ask_torch(sys.executable, "auto", os.environ) == determine_local_world_size("auto")
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import signal
 import sys
 import types
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -143,13 +144,31 @@ def test_the_launcher_s_own_torch_counts_devices(monkeypatch: pytest.MonkeyPatch
     """As under torchrun. PYTHON_EXEC may have no torch, or be no Python at all."""
     asked: list[str] = []
 
-    def count(value: str, python: str, environ: object) -> int:
+    def count(value: str, python: str, environ: object, *_: object) -> int:
         asked.append(python)
         return len(value) + bool(environ)
 
     monkeypatch.setattr(gpus, "resolve_nproc_per_node", count)
     assert count_ranks("auto", {"PYTHON_EXEC": "/of/the/ranks/python"}) == 5
     assert asked == [sys.executable]
+
+
+def test_while_torch_counts_devices_a_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is imported for that, perhaps from a file system that does not answer."""
+
+    def count(_value: str, _python: str, _environ: object, on_wait: Callable[[float], None]) -> int:
+        on_wait(60.0)
+        on_wait(120.2)
+        return 8
+
+    monkeypatch.setattr(gpus, "resolve_nproc_per_node", count)
+    assert count_ranks("gpu", {}) == 8
+    first, hint, second = capsys.readouterr().err.splitlines()
+    assert first == "saferun: waiting for torch to report how many ranks --nproc-per-node gpu means (60 s)"
+    assert hint.startswith("hint: see whether `")
+    assert second == first.replace("60", "120")
 
 
 @pytest.mark.parametrize(
