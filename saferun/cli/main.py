@@ -74,7 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SaferunError as error:
         if checks is not None:
             checks.discard()
-        _give_up(error, memberships)
+        from saferun.cli.refusal import give_up
+
+        give_up(error, memberships, os.environ)
         exit_code = error.exit_code
     except OSError as error:
         hint = _LIMITS.get(error.errno or 0)
@@ -91,19 +93,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         leave(exit_code)
     return exit_code
-
-
-def _give_up(error: SaferunError, memberships: Sequence[JobMembership]) -> None:
-    """Say why nothing is started, here and on the other hosts, which would wait for this one."""
-    several = [membership for membership in memberships if membership.hosts.started > 1]
-    if not several:
-        print_error(error)
-        return
-    from saferun.launch.withdrawal import with_host, withdraw
-
-    reason, error = error, with_host(error)
-    print_error(error)
-    withdraw(several[-1], reason, os.environ)
 
 
 def _fork_checks(config: LaunchConfig) -> CheckProcess | None:

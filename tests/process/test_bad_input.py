@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -195,3 +196,26 @@ def test_too_few_descriptors_for_saferun_itself_are_said_in_two_lines(tmp_path: 
         job.assert_nothing_left(DEADLINE_S)
         assert "saferun: cannot go on: Too many open files\nhint: raise the limit" in job.err
         assert "Traceback" not in job.err
+
+
+# What torchrun's parser refuses leaves no error file, and what its main function raises does.
+@pytest.mark.parametrize(("options", "is_written"), [(("--nproc-per-node", "banana"), True), (("--bogus",), False)])
+def test_the_program_that_starts_saferun_finds_the_refusal_in_its_error_file(
+    tmp_path: Path, options: tuple[str, ...], *, is_written: bool
+) -> None:
+    """As under torchrun: a platform shows this file to its users."""
+    path = tmp_path / "error.json"
+    path.write_text("of an earlier launch")
+    with running(tmp_path, PROGRAM, *options, environ={"TORCHELASTIC_ERROR_FILE": str(path)}, nproc=None) as job:
+        assert job.wait() == 2
+    if is_written:
+        assert json.loads(path.read_text())["message"]["message"] == job.err.splitlines()[0].removeprefix("saferun: ")
+    else:
+        assert path.read_text() == "of an earlier launch"
+
+
+def test_an_error_file_that_cannot_be_written_is_one_more_line(tmp_path: Path) -> None:
+    environ = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "nowhere" / "error.json")}
+    with running(tmp_path, PROGRAM, "--nproc-per-node", "0", environ=environ, nproc=None) as job:
+        assert job.wait() == 2
+    assert job.err.endswith("/nowhere/error.json: No such file or directory\n")
