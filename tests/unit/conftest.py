@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 
 from saferun.cluster.placement import launcher
 from saferun.cluster.schedulers import Ancestry
+from saferun.linux import nccl_files
 from tests.unit.above import Above
 
 # A busy machine makes single examples slow, which is no fault of the code. Counterexamples are printed, not stored.
@@ -33,3 +36,9 @@ def above(monkeypatch: pytest.MonkeyPatch) -> Above:
         launcher, "processes_above", lambda: Ancestry(seen.lines, seen.at_terminal, seen.entered, seen.pids)
     )
     return seen
+
+
+@pytest.fixture(autouse=True)
+def _home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's own file is in HOME, where a test can put it."""
+    monkeypatch.setattr(nccl_files, "_USERS", os.devnull)

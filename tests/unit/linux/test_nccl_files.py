@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
+from saferun.linux import nccl_files
 from saferun.linux.nccl_files import system_file, user_file, variables_in_nccl_files
 
 
@@ -38,3 +41,24 @@ def test_rccl_has_files_of_its_own() -> None:
     assert [user_file(home, vendor) for vendor in ("nvidia", "amd")] == ["/home/me/.nccl.conf", "/home/me/.rccl.conf"]
     assert [system_file(vendor) for vendor in ("nvidia", "amd")] == ["/etc/nccl.conf", "/etc/rccl.conf"]
     assert user_file({**home, "NCCL_CONF_FILE": "/my/file"}, "amd") == "/my/file"
+
+
+def test_the_home_directory_is_that_of_the_password_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for NCCL and RCCL, which ask getpwuid(3): in a container, or under sudo, HOME is often another one."""
+    passwd = tmp_path / "passwd"
+    passwd.write_text(f"a:x:{os.getuid() + 1}:0::/other:/bin/sh\nb:x:{os.getuid()}:0:B:/of/b:/bin/sh\n")
+    monkeypatch.setattr(nccl_files, "_USERS", str(passwd))
+    assert user_file({"HOME": "/home/me"}, "nvidia") == "/of/b/.nccl.conf"
+    assert user_file({}, "amd") == "/of/b/.rccl.conf"
+    assert user_file({"NCCL_CONF_FILE": "/my/file"}, "nvidia") == "/my/file"
+
+
+@pytest.mark.parametrize("content", ["", "+::::::\n", "a:x:none:0::/other:/bin/sh\n", "b:x:{uid}\n"])
+def test_where_a_directory_service_has_the_user_home_stands_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    """To ask it takes as long as it wants."""
+    passwd = tmp_path / "passwd"
+    passwd.write_text(content.replace("{uid}", str(os.getuid())))
+    monkeypatch.setattr(nccl_files, "_USERS", str(passwd))
+    assert user_file({"HOME": "/home/me"}, "nvidia") == "/home/me/.nccl.conf"
