@@ -11,7 +11,7 @@ the stack is known: whether it works in what it is in, or waits, cannot be obser
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.frames import Calls, UserCode, is_native
@@ -424,16 +424,20 @@ def _does_its_work(child: ProcessSnapshot, parent: ProcessSnapshot) -> bool:
     return child.command == parent.command or "multiprocessing" in child.command or child.name == WORKER_NAME
 
 
-def unreadable_ranks(evidence: Evidence) -> frozenset[int]:
-    """The ranks of which neither the I/O nor the system call may be read, of a process of theirs at least."""
-    return frozenset(process.rank for process in evidence.capture.processes if process.unreadable)
+def unreadable_processes(evidence: Evidence) -> dict[int, ProcessSnapshot]:
+    """By rank, the process of which neither the I/O nor the system call may be read: its own, else one below it."""
+    found: dict[int, ProcessSnapshot] = {}
+    for process in evidence.capture.processes:
+        if process.unreadable and (process.is_rank or process.rank not in found):
+            found[process.rank] = process
+    return found
 
 
 def suspected(
     diagnosis: Diagnosis,
     ranks: Sequence[int],
     certain_after_s: float,
-    unreadable: Collection[int] = (),
+    unreadable: Mapping[int, ProcessSnapshot] | None = None,
     *,
     by: str = EXTERNAL_WAIT,
 ) -> Diagnosis:
@@ -443,7 +447,7 @@ def suspected(
         diagnosis: as of a hang that is certain.
         ranks: as of ``external_ranks``.
         certain_after_s: how long such a hang is only suspected.
-        unreadable: as of ``unreadable_ranks``.
+        unreadable: as of ``unreadable_processes``.
         by: what sets that time.
     """
     kinds = {group.kind for group in diagnosis.groups if not {*group.ranks}.isdisjoint(ranks)}
@@ -455,12 +459,26 @@ def suspected(
         gpus = "its GPU" if is_one else "their GPUs"
         what = f"a call that all have made, before which {gpus} may still compute"
     does = f"{ranks_text(ranks)} {'waits' if is_one else 'wait'} for {what}"
-    if not {*ranks}.isdisjoint(unreadable):
-        shown = sorted({*ranks} & {*unreadable})
-        whose = "its" if len(shown) == 1 else "their"
-        does = f"{ranks_text(shown)} may be at work: {whose} I/O and system calls cannot be read in /proc"
+    on_gpu = {rank for group in diagnosis.groups if group.kind == _ON_GPU for rank in group.ranks}
+    hidden = {rank: process for rank, process in (unreadable or {}).items() if rank in ranks and rank not in on_gpu}
+    if hidden:
+        does = _hidden_text(hidden)
     line = f"{does}: the hang is certain after {duration_text(certain_after_s)} ({by})"
     return worded_as_suspicion(diagnosis)._replace(findings=(line, *diagnosis.findings))
+
+
+def _hidden_text(hidden: Mapping[int, ProcessSnapshot]) -> str:
+    """What ranks do, or processes below them, that cannot be observed; only the ranks where there are such."""
+    own = sorted(rank for rank, process in hidden.items() if process.is_rank)
+    shown = own or sorted(hidden)
+    is_one = len(shown) == 1
+    why = f"{'its' if is_one else 'their'} I/O and system calls cannot be read in /proc"
+    if own:
+        return f"{ranks_text(own)} may be at work: {why}"
+    below = hidden[shown[0]]
+    which = f"{below.name} (pid {below.pid})" if is_one else "processes below them"
+    waits = f"{ranks_text(shown)} {'waits' if is_one else 'wait'} for something outside the job"
+    return f"{waits}, or for {which}, which may be at work: {why}"
 
 
 def worded_as_suspicion(diagnosis: Diagnosis) -> Diagnosis:

@@ -13,7 +13,7 @@ from saferun.diagnosis.external_waits import (
     GROUP_TIMEOUT,
     external_ranks,
     suspected,
-    unreadable_ranks,
+    unreadable_processes,
     worded_as_suspicion,
 )
 from saferun.diagnosis.hang import diagnose_hang
@@ -186,7 +186,7 @@ class HangIncident(LiveCapture):
         if not ranks:
             return False
         doubted = verdict._replace(certain=False)
-        diagnosis = suspected(diagnosis, ranks, limit_s, unreadable_ranks(evidence), by=by)
+        diagnosis = suspected(diagnosis, ranks, limit_s, unreadable_processes(evidence), by=by)
         self._on_doubt(verdict, limit_s)
         # From here on nothing can fail: all that is known of the hang changes at once.
         self._set_verdict(doubted)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from saferun.diagnosis.external_waits import GROUP_TIMEOUT, external_ranks, suspected, unreadable_ranks
+from saferun.diagnosis.external_waits import GROUP_TIMEOUT, external_ranks, suspected, unreadable_processes
 from saferun.diagnosis.hang import diagnose_hang
 from saferun.evidence.gpu_evidence import NcclOutlier, NcclProcess
 from saferun.evidence.job_evidence import (
@@ -410,11 +410,31 @@ def test_a_rank_that_cannot_be_read_is_no_excuse_for_others() -> None:
 
 def test_what_cannot_be_read_is_said() -> None:
     found = job(LOAD, **UNREADABLE)
-    assert unreadable_ranks(found) == {1}
-    diagnosis = suspected(diagnose_hang(found), (1,), 1200.0, unreadable_ranks(found))
+    diagnosis = suspected(diagnose_hang(found), (1,), 1200.0, unreadable_processes(found))
     assert diagnosis.findings[0].startswith(
         "rank 1 may be at work: its I/O and system calls cannot be read in /proc: the hang is certain after 1200 s"
     )
+
+
+def test_a_child_that_cannot_be_read_is_not_taken_for_its_rank() -> None:
+    """What the rank does can be read beside it: the line must not send the user to the wrong process."""
+    ffmpeg = child(**FORKED)._replace(**UNREADABLE, waits=(), name="ffmpeg")
+    found = job(*MP_QUEUE, syscall="read", wchan="pipe_read", children=(ffmpeg,))
+    diagnosis = suspected(diagnose_hang(found), (1,), 1200.0, unreadable_processes(found))
+    assert diagnosis.findings[0].startswith(
+        f"rank 1 waits for something outside the job, or for ffmpeg (pid {CHILD}), which may be at work: its I/O and "
+        "system calls cannot be read in /proc: the hang is certain after 1200 s"
+    )
+    line = suspected(diagnose_hang(found), (0, 1), 1200.0, {0: ffmpeg, 1: ffmpeg}).findings[0]
+    assert line.startswith(
+        "ranks 0-1 wait for something outside the job, or for processes below them, which may be at work: their I/O "
+    )
+
+
+def test_a_gpu_that_may_compute_is_the_reason_also_where_the_rank_cannot_be_read() -> None:
+    found = with_recorder(job(*ON_GPU, **{**DRIVER, **UNREADABLE}))
+    line = suspected(diagnose_hang(found), (1,), 1200.0, unreadable_processes(found)).findings[0]
+    assert line.startswith("rank 1 waits for its GPU, which may still compute")
 
 
 ON_GPU = (native("cudaStreamSynchronize"), LOAD)
