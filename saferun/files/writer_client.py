@@ -161,6 +161,7 @@ class WriterClient(PartBase):
         self._held_up = HeldUp()
         self._reported_stalls = 0
         self._given_up = False
+        self._has_refused = False  # there was no number for a file
         self._is_finishing = False
         self._fork()
 
@@ -178,8 +179,12 @@ class WriterClient(PartBase):
         return self._inbox.outbox if self._inbox is not None else Outbox(-1, -1, -1)
 
     def open(self, path: str, how: int) -> FileStream:
-        """Open a file: see Files. One too many (the writer has hung for days) is closed at once."""
+        """Open a file: see Files. One too many (the writer has hung for days) is closed at once, with one line."""
         number = self._files.free_number()
+        if not (number or self._has_refused or self._given_up):
+            self._has_refused = True
+            waiting = "files wait for the file system; this one is lost, and so are others to come"
+            self._print_message(f"{path}: {STREAMS - 1} {waiting}")
         stream = FileStream(path, number, self, how)
         if number:
             self._files.add(number, stream, how)

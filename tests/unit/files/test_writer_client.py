@@ -67,10 +67,11 @@ def test_a_slow_minute_is_forgotten_once_all_is_written() -> None:
 def test_files_that_are_opened_and_closed_while_the_writer_hangs_run_out_and_hold_up_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A job may train for days while the file system of its run directory is dead."""
+    """A job may train for days while the file system of its run directory is dead. One line says what it loses."""
     monkeypatch.setattr(writer_client, "STREAMS", 8)
     poller = Poller()
-    writer = WriterClient(print, ring_bytes=4096)
+    lines: list[str] = []
+    writer = WriterClient(lines.append, ring_bytes=4096)
     writer.attach(poller)
     (pid,) = writer.pids
     os.kill(pid, signal.SIGSTOP)
@@ -79,6 +80,9 @@ def test_files_that_are_opened_and_closed_while_the_writer_hangs_run_out_and_hol
         file.write(bytes(1000))
         file.close()
     os.kill(pid, signal.SIGCONT)
+    assert lines == [
+        f"{tmp_path}/7.json: 7 files wait for the file system; this one is lost, and so are others to come"
+    ]
     give_up_at = time.monotonic() + 60
     while not (tmp_path / "after").exists():
         assert time.monotonic() < give_up_at
