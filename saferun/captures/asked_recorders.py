@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from saferun.captures.flight_recorder import REPLY_LIMIT_BYTES, NoAnswerError, ask_server, sockets_of
+from saferun.captures.flight_recorder import REPLY_LIMIT_BYTES, LeftOutError, NoAnswerError, ask_server, sockets_of
 from saferun.captures.recorder_waits import FlightRecorderCalls, calls_of, rows_of
 from saferun.captures.wire import CaptureTarget
 from saferun.model import JsonObject
@@ -54,7 +54,7 @@ def ask_ranks(targets: Sequence[CaptureTarget]) -> JsonObject:
             if _is_empty(replies[target.rank][0]) and len(asked) > 1:
                 replies[target.rank] = [_ask(paths[0], "POST", f"/handler/{asked[1]}")]
         except NoAnswerError as error:
-            return _failed(target, str(error), is_final=False)
+            return _failed(target, str(error), is_final=isinstance(error, LeftOutError))
     recorded: dict[int, FlightRecorderCalls] = {}
     for rank, (reply,) in replies.items():
         try:

@@ -37,6 +37,7 @@ _BACKENDS = ("nccl2", "nccl-lazy", "ncclx", "rcclx", "xccl", "nccl-legacy", "ncc
 # Ranks are queried in parallel, and their answers decoded one at a time: values take many times their JSON.
 _READING = threading.Lock()
 _NO_SOCKET = "it has no process group yet, or a torch without a worker server"
+_LIMITS = "pids.max, ulimit -u, -v or -d, vm.overcommit_memory"
 _SOCKETS_LIMIT = 8
 _ONLY_ACTIVE = "?onlyactive=true"
 _NUMBERS = "?includecollectives=false"
@@ -45,6 +46,13 @@ _OF_BACKEND = "?backend="
 
 class NoAnswerError(Exception):
     """A socket gave no answer; the message says why."""
+
+
+class LeftOutError(NoAnswerError):
+    """The rank has no worker server, and will have none: its hook has found too little room for the threads."""
+
+    def __init__(self) -> None:
+        super().__init__(f"a limit ({_LIMITS}) leaves too little room for torch's worker server")
 
 
 class ErrorAnswerError(NoAnswerError):
@@ -227,6 +235,8 @@ def ask_server(path: str, method: str, resource: str, deadline: float) -> bytes:
     except TimeoutError:
         raise NoAnswerError("it does not answer") from None
     except OSError as error:
+        if os.path.isfile(path):
+            raise LeftOutError from None
         raise NoAnswerError(f"its socket cannot be used: {error.strerror or error}") from None
     return _body_of(content)
 

@@ -174,7 +174,11 @@ def _serve(prefix: str, rank_pid: int) -> None:
     # It answers with as many threads as the host has processors, eight at least. The forked children of a rank may all
     # start theirs at the same moment.
     processes = 1 if os.getpid() == rank_pid else _siblings()
-    if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH or not _has_room_for(max(9, os.cpu_count() or 1) * processes):
+    if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
+        return
+    if not _has_room_for(max(9, os.cpu_count() or 1) * processes):
+        # A file instead of the socket: reports say why there is none.
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         return
     # Looked up, never loaded. A torch that logs by other means has no such variable, and then there is no server.
     level = ctypes.c_int.in_dll(ctypes.CDLL("libc10.so", os.RTLD_NOLOAD), "FLAGS_caffe2_log_level")

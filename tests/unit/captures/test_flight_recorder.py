@@ -182,6 +182,14 @@ def test_without_a_hook_or_a_process_group_nothing_is_asked(tmp_path: Path) -> N
     assert capture(CaptureTarget(3, PID, str(tmp_path / "a0r3")))[0].failure == flight_recorder._NO_SOCKET
 
 
+def test_a_server_that_was_left_out_for_want_of_room_is_named(tmp_path: Path) -> None:
+    """Otherwise the user looks for what is wrong with torch, or with the process group; a limit can be raised."""
+    (tmp_path / f"a0r3.{PID}.sock").touch()
+    assert capture(CaptureTarget(3, PID, str(tmp_path / "a0r3")))[0].failure == (
+        "a limit (pids.max, ulimit -u, -v or -d, vm.overcommit_memory) leaves too little room for torch's worker server"
+    )
+
+
 def test_where_the_rank_is_a_shell_its_python_is_asked(tmp_path: Path) -> None:
     """Any process of the rank may hold the process group; the sockets carry the rank's prefix."""
     reply = http(trace(entry(4)))

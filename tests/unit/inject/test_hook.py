@@ -589,6 +589,19 @@ def test_the_server_takes_a_small_part_of_the_threads_that_a_container_has(
     assert hook._has_room_for(processors) == has_room
 
 
+def test_a_server_that_is_left_out_for_want_of_room_leaves_an_empty_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By which a report says so. It has the name of the socket, since it too marks that there is a process group."""
+    hook = importlib.import_module("saferun.inject.saferun_hook")
+    monkeypatch.setattr(hook, "_has_room_for", lambda _threads: False)
+    for _ in range(2):  # also of a process that had the number before
+        hook._serve(f"{tmp_path}/a0r0", os.getpid())
+    assert [(path.name, path.is_file(), path.stat().st_size) for path in tmp_path.iterdir()] == [
+        (f"a0r0.{os.getpid()}.sock", True, 0)
+    ]
+
+
 # ----------------------------------------------------------------------------------------------------------- heartbeat
 
 
