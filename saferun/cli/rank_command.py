@@ -33,11 +33,11 @@ def rank_command(values: SimpleNamespace, environ: Mapping[str, str]) -> Command
     if values.no_python:
         if values.module:
             raise UsageError("--no-python and --module contradict each other", "leave one of them out")
-        _check_program(script, environ)
+        _check_program(script, _search_path(values, environ))
         return Command((script, *rest), run_path=False, name=script, is_python=False)
     python = environ.get("PYTHON_EXEC", sys.executable)
     if "PYTHON_EXEC" in environ:
-        _check_program(python, environ)
+        _check_program(python, _search_path(values, environ))
     is_python = python == sys.executable
     if values.module:
         return Command((python, "-u", "-m", script, *rest), run_path=False, name=script, is_python=is_python)
@@ -81,8 +81,20 @@ def _can_be_opened(path: str) -> bool:
     return True
 
 
-def _check_program(program: str, environ: Mapping[str, str]) -> None:
-    """Look for it as the kernel would.
+def _search_path(values: SimpleNamespace, environ: Mapping[str, str]) -> str | None:
+    """The PATH of the ranks; None: it differs by rank."""
+    path = environ.get("PATH", os.defpath)
+    for text in values.env:
+        name, _, value = text.partition("=")
+        if name == "PATH" and text != name:
+            path = value
+            if "{" in value:
+                return None
+    return path
+
+
+def _check_program(program: str, path: str | None) -> None:
+    """Look for it as the kernel would, in the directories of a PATH.
 
     Raises:
         UsageError: there is none.
@@ -90,8 +102,8 @@ def _check_program(program: str, environ: Mapping[str, str]) -> None:
     if "/" in program:
         found = _is_program(program)
     else:
-        paths = environ.get("PATH", os.defpath).split(os.pathsep)
-        found = any(_is_program(os.path.join(path or ".", program)) for path in paths)
+        paths = path.split(os.pathsep) if path is not None else []
+        found = path is None or any(_is_program(os.path.join(one or ".", program)) for one in paths)
     if not found:
         raise UsageError(f"{program} is not a program that can be executed", "check the path, PATH and chmod +x")
 

@@ -444,3 +444,18 @@ def test_limits_that_leave_no_room_for_saferun_are_named(
     what, hint = capsys.readouterr().err.splitlines()
     assert what == f"saferun: cannot go on: {os.strerror(number)}"
     assert advice in hint
+
+
+@pytest.mark.parametrize("path", ["{bin}:/usr/bin", "/of/{{local_rank}}/bin"])
+def test_a_program_is_looked_for_where_the_ranks_look_for_it(path: str, tmp_path: Path) -> None:
+    """``--env PATH=``, and the PATH here lacks it; where that differs by rank, each rank finds out."""
+    tool = tmp_path / "bin" / "tool"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    option = ("--env", f"PATH={path.replace('{bin}', str(tool.parent))}")
+    assert read_config([*option, "--no-python", "tool"], ENVIRON).command.argv == ("tool",)
+    with pytest.raises(UsageError, match="tool is not a program"):
+        read_config(["--env", "PATH=/nowhere", "--no-python", "tool"], {"PATH": str(tool.parent)})
+    with pytest.raises(UsageError, match="tool is not a program"):
+        read_config(["--env", "PYTHONPATH=/nowhere", "--no-python", "tool"], ENVIRON)
