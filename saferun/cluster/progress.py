@@ -69,37 +69,60 @@ class ProgressWatch:
         self._span_s = span_s
         self._poller = poller
         self.deadline: float | None = None
-        self._forget()
-
-    def _forget(self) -> None:
-        self._began = self._moved = self._active = self._sampled = 0.0
-        self._announced = float("-inf")  # when a rank was last in a phase that its script announced
-        self._samples = 0
-        self._families: dict[int, FamilyReader] = {}
-        self._signs: dict[int, RankSigns] = {}
-        self._numbers: dict[int, Numbers | None] = {}  # the last answers, by pid; None: it has no numbers
-        self._queries: dict[int, NumbersQuery] = {}
+        self._observation = _Observation(span_s, poller, 0.0)
 
     def begin(self, now: float) -> None:
         """Watch from now on, if that is not done already."""
         if self.deadline is None:
-            self._forget()
-            self._began = self._moved = self._active = self._sampled = now
+            self._observation = _Observation(self._span_s, self._poller, now)
             self.deadline = now
 
     def end(self) -> None:
         """Stop: no verdict needs them any more."""
         self.deadline = None
-        for query in self._queries.values():
-            query.give_up()
-        self._queries.clear()
+        self._observation.end()
 
     def tick(self, now: float, ranks: Sequence[ObservedRank]) -> None:
         """Take a sample where it is due."""
         if self.deadline is None or now < self.deadline:
             return
         self.deadline = now + self._interval_s
-        interval_s, self._sampled = max(now - self._sampled, 0.01), now
+        self._observation.sample(now, ranks)
+
+    def progress(self, now: float, *, runs: bool) -> Progress:
+        """What has been seen. ``runs``: whether there are any ranks."""
+        return self._observation.progress(now, runs=runs)
+
+
+class _Observation:
+    """What is seen of the ranks from the beginning of a watch to its end.
+
+    Args:
+        span_s: the time in which some rank is expected to move.
+        poller: the loop's.
+        now: when it begins.
+    """
+
+    def __init__(self, span_s: float, poller: Poller, now: float) -> None:
+        self._span_s = span_s
+        self._poller = poller
+        self.began_at = self.moved_at = self.active_at = self._sampled_at = now
+        self._announced_at = float("-inf")  # when a rank was last in a phase that its script announced
+        self._samples = 0
+        self._families: dict[int, FamilyReader] = {}
+        self._signs: dict[int, RankSigns] = {}
+        self._numbers: dict[int, Numbers | None] = {}  # the last answers, by pid; None: it has no numbers
+        self._queries: dict[int, NumbersQuery] = {}
+
+    def end(self) -> None:
+        """Wait for no answers any more."""
+        for query in self._queries.values():
+            query.give_up()
+        self._queries.clear()
+
+    def sample(self, now: float, ranks: Sequence[ObservedRank]) -> None:
+        """Take a sample of each rank, and ask some for their sequence numbers."""
+        interval_s, self._sampled_at = max(now - self._sampled_at, 0.01), now
         for pid, query in list(self._queries.items()):
             if query.deadline <= now:
                 query.give_up()
@@ -108,11 +131,11 @@ class ProgressWatch:
         self._samples += 1
         newest = newest_pid()
         for rank in ranks:
-            pid = self._sample(rank, now, interval_s, newest)
+            pid = self._sample_rank(rank, now, interval_s, newest)
             if asks and pid and pid not in self._queries:
                 self._ask(rank, pid, now)
 
-    def _sample(self, rank: ObservedRank, now: float, interval_s: float, newest: int) -> int:
+    def _sample_rank(self, rank: ObservedRank, now: float, interval_s: float, newest: int) -> int:
         """Take a sample of a rank; returns the process that does its work, 0 if there is none."""
         family = self._families.get(rank.pid)
         if family is None:
@@ -121,12 +144,12 @@ class ProgressWatch:
         found = family.read(read_descendants=True)
         if found is None:
             if not has_own_processes():
-                self._moved = self._active = now  # nothing can be seen of any rank: they are taken to be at work
+                self.moved_at = self.active_at = now  # nothing can be seen of any rank: they are taken to be at work
             return 0
         principal, others = found
         script = rank.read_script()
         if script is not None and script.phase is not None and script.phase.since <= now:
-            self._announced = max(self._announced, min(script.phase.until, now))
+            self._announced_at = max(self._announced_at, min(script.phase.until, now))
         beat_ns = modified_ns(rank.heartbeat_file)
         written = rank.output_bytes()
         sample = RankSample(rank.local_rank, rank.rank, principal, others, family.is_wrapper, written, beat_ns, script)
@@ -135,9 +158,9 @@ class ProgressWatch:
         disturbed = bool(self._queries) or self._samples % _ASK_EVERY == 0
         seen = signs.take(sample, interval_s, disturbed=disturbed, patience_s=self._span_s)
         if seen.moved or (seen.busy_pids and self._works(principal.pid)):
-            self._moved = now
+            self.moved_at = now
         if seen.moved or seen.busy_pids:
-            self._active = now
+            self.active_at = now
         return principal.pid
 
     def _works(self, pid: int) -> bool:
@@ -164,14 +187,14 @@ class ProgressWatch:
         self._numbers[pid] = query.numbers
         if before is not None and query.numbers != before:
             # A collective has been begun or completed since.
-            self._moved = self._active = max(self._moved, self._sampled)
+            self.moved_at = self.active_at = max(self.moved_at, self._sampled_at)
 
     def progress(self, now: float, *, runs: bool) -> Progress:
         """What has been seen. ``runs``: whether there are any ranks."""
         return Progress(
             runs,
-            now - self._began,
-            now - self._moved,
-            now - self._active,
-            unannounced_s=now - self._announced,
+            now - self.began_at,
+            now - self.moved_at,
+            now - self.active_at,
+            unannounced_s=now - self._announced_at,
         )

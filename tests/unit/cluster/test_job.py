@@ -323,7 +323,7 @@ def test_a_host_that_cannot_be_heard_is_not_waited_for_while_the_job_goes_on(lis
     listening.hear(op="states", attempt=0, changed={"0/0": {"s": "run"}, "1/0": {"s": "run"}})
     watch = listening.job.current.silent_hosts._watch
     watch.begin(time.monotonic() - 1.0)
-    watch._moved = time.monotonic()
+    watch._observation.moved_at = time.monotonic()
     listening.hear(op="silent", attempt=0, host=1, label="node1", why="unreachable", text="no answer")
     (warning,) = listening.said
     assert "no heartbeat received from node1" in warning
@@ -389,7 +389,8 @@ def test_other_hosts_are_asked_how_their_ranks_do_where_this_ones_have_ended(lis
     control = listening.job.current.silent_hosts
     before = time.monotonic() - 20.0
     control._others = _OthersProgress(before, before, before)
-    control._watch._began = control._watch._moved = control._watch._active = time.monotonic() - 20.0
+    own = control._watch._observation
+    own.began_at = own.moved_at = own.active_at = time.monotonic() - 20.0
     for told in ([1, 1], "nonsense", [1]):
         changed = {"1/0": {"s": "run", "progress": told}}
         listening.hear(op="states", attempt=0, changed=changed)
