@@ -228,6 +228,7 @@ NOT_AT_START = (
     "saferun.cluster.evidence_exchange",
     "saferun.cluster.job",
     "saferun.cluster.job_channel",
+    "saferun.cluster.leader_routes",
     "saferun.cluster.messages",
     "saferun.cluster.schedulers",
     "saferun.diagnosis",

@@ -8,25 +8,22 @@ asks some other hosts about theirs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
+from saferun.cluster.leader_routes import LeaderRoutes
 from saferun.cluster.progress import ObservedRank, ProgressWatch
 from saferun.cluster.silence import GO_ON, HOLD_OUT, LOST, Progress, SilentHost, judge, together, with_phases
 from saferun.errors import printable
-from saferun.linux.netlink import route_to
-from saferun.linux.nic_state import nic_state, working_nics
 from saferun.linux.poller import Poller
 from saferun.model import JsonObject, Value
+from saferun.text.wording import hosts_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.cluster.silence import Verdict
 
 _LONGEST_MESSAGE = 300
-_SHOWN = 4
-# Notices that come from several hosts within this time are printed as one line.
-_TOGETHER_S = 1.0
 # A host that was asked about the progress of its ranks reports so often, as a share of the host timeout.
 _REPORT_SHARE = 0.125
 # After a doubt about another host, ranks are watched for so many host timeouts, also if the doubt comes to nothing.
@@ -126,7 +123,6 @@ class SilentHosts:
         self._ranks = ranks
         self._print_line = print_line
         self._on_lost = on_lost
-        self._on_notice = on_notice
         self._on_leader_silence = on_leader_silence
         self._ask_others = ask_others
         self._on_progress = on_progress
@@ -134,25 +130,21 @@ class SilentHosts:
         self._is_done = is_done
         self._watch = ProgressWatch(limits.probe_after_s / 2, poller)
         self._label = this_host.label
-        self._leader = this_host.leader
         self._leads = this_host.leads
         self._is_head = this_host.is_head
         self._silent: dict[int, SilentHost] = {}
-        self._notices: dict[str, str] = {}  # by host
-        self._unwritten: list[str] = []  # hosts with notices
-        self._flush_at: float | None = None
         self._watch_until = 0.0
-        self._reported_fault = ""
         self._others: _OthersProgress | None = None  # None: other hosts have not been asked
         self._reports = (0, 0)
         self._report_at: float | None = None
-        interfaces = {_nic_to(address) for address in dict.fromkeys(this_host.addresses)}
-        self._nics = [name for name in working_nics() if name in interfaces] if interfaces else []
+        self._routes = LeaderRoutes(
+            this_host.label, this_host.leader, this_host.addresses, print_line=self._print, on_notice=on_notice
+        )
 
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        return min((at for at in (self._watch.deadline, self._flush_at) if at is not None), default=None)
+        return min((at for at in (self._watch.deadline, self._routes.deadline) if at is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
@@ -160,13 +152,12 @@ class SilentHosts:
             self._watch.tick(now, self._ranks())
             self._report(now)
             self._judge(now)
-        if self._flush_at is not None and self._flush_at <= now:
-            self._flush()
+        self._routes.tick(now)
 
     def end(self) -> None:
         """The attempt ends: silent hosts no longer matter."""
         self._watch.end()
-        self._flush_at = None
+        self._routes.end()
 
     @property
     def silent_but_tolerated(self) -> set[int]:
@@ -181,7 +172,7 @@ class SilentHosts:
     def tolerated_text(self) -> str:
         """The message that names the ``silent_but_tolerated`` hosts."""
         labels = [silent.label for silent in self._silent.values() if silent.goes_on]
-        return f"no answer from {_names(labels)}"
+        return f"no answer from {hosts_text(labels)}"
 
     # -------------------------------------------------------------------------------------- messages of the coordinator
 
@@ -212,7 +203,7 @@ class SilentHosts:
                 self._hear_again(int(message["host"]), now)
                 was, to = str(message.get("was") or ""), str(message.get("now") or "")
                 if was != to and self._is_head:
-                    self._on_notice(self._moved_message(printable(was), to))
+                    self._routes.report(printable(was), to)
 
     def _begin_watch(self, now: float) -> None:
         self._watch.begin(now)
@@ -283,10 +274,11 @@ class SilentHosts:
 
     def note(self, label: str, text: str) -> None:
         """Another host reports over which route it reaches this one from now on."""
-        if text and self._notices.get(label) != text:
-            self._notices[label] = _text(text)
-            self._unwritten.append(label)
-            self._flush_at = self._flush_at or time.monotonic() + _TOGETHER_S
+        self._routes.note(label, text)
+
+    def own_nic_fault(self) -> str:
+        """The faults of this host's own interfaces, of those that led to other hosts when the hosts met."""
+        return self._routes.own_nic_fault()
 
     # ---------------------------------------------------------------------------------------------------- what it means
 
@@ -316,7 +308,7 @@ class SilentHosts:
         own = self.own_nic_fault()
         cause = f"{own}; " if own else ""
         why = "" if own else f" ({hosts[0].message})"
-        names = _names([host.label for host in hosts])
+        names = hosts_text([host.label for host in hosts])
         what = f"no heartbeat received from {names}" if self._leads else f"{names} cannot be reached"
         where = f"{self._label}: " if own or not self._leads else ""
         # The supervisor prints how long it waits.
@@ -337,51 +329,9 @@ class SilentHosts:
         longest_s = max(self._probe_after_s, self._hang_timeout_s)
         return f"; the job ends if no rank makes progress for {longest_s:g} s (sooner with --host-timeout)"
 
-    def own_nic_fault(self) -> str:
-        """The faults of this host's own interfaces, of those that led to other hosts when the hosts met."""
-        amiss = [(name, nic_state(name)) for name in self._nics]
-        return ", ".join(f"{name} {state}" for name, state in amiss if state)
-
-    def _moved_message(self, was: str, now: str) -> str:
-        nic = _nic_to(now)
-        to = f"over {nic} ({now})" if nic else f"to {now}"
-        cause = self.own_nic_fault() or f"{was} does not answer any more"
-        return f"{cause}; messages to {self._leader} go {to} now"
-
-    def _flush(self) -> None:
-        """Print the notices of other hosts, equal ones as one line."""
-        self._flush_at = None
-        unwritten, self._unwritten = list(dict.fromkeys(self._unwritten)), []
-        own = self.own_nic_fault()
-        if own:
-            # Their routes failed because of this host's own interface, which is the one fault to print.
-            if own != self._reported_fault:
-                self._reported_fault = own
-                self._print(
-                    f"warning: {self._label}: {own}; other hosts reach it over another network; the job goes on"
-                )
-            return
-        for text in dict.fromkeys(self._notices[label] for label in unwritten):
-            labels = [label for label in unwritten if self._notices[label] == text]
-            self._print(f"warning: {_names(labels)}: {text}; the job goes on")
-
     def _print(self, text: str) -> None:
         if self._is_head:
             self._print_line(f"saferun: {printable(text)}")
-
-
-def _names(labels: Iterable[str]) -> str:
-    shown = list(labels)
-    if len(shown) <= _SHOWN:
-        return ", ".join(shown)
-    return f"{', '.join(shown[: _SHOWN - 1])} and {len(shown) - _SHOWN + 1} more hosts"
-
-
-def _nic_to(address: str) -> str:
-    try:
-        return route_to(address).nic
-    except (OSError, ValueError):
-        return ""
 
 
 def _text(value: object) -> str:

@@ -1,4 +1,4 @@
-"""How messages show ranks, sizes and durations. Pure."""
+"""How messages show ranks, hosts, sizes and durations. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 _SIZES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _DECIMALS_BELOW_S = 10.0
+_MOST_HOSTS = 4
 LONG_STEP = "it may be a long step; no action is taken"
 """What is said of ranks that compute for long at one place: it is suspected, and no more, that they hang."""
 
@@ -39,6 +40,14 @@ def ranks_text(ranks: Iterable[int], width: int = 90) -> str:
         room = width - len(f", … ({count})")
         text = f"{text[: room + 2].rpartition(', ')[0] or spans[0]}, … ({count})"
     return f"ranks {text}"
+
+
+def hosts_text(names: Iterable[str]) -> str:
+    """``node1, node2``; ``node1, node2, node3 and 5 more hosts``."""
+    hosts = list(names)
+    if len(hosts) <= _MOST_HOSTS:
+        return ", ".join(hosts)
+    return f"{', '.join(hosts[: _MOST_HOSTS - 1])} and {len(hosts) - _MOST_HOSTS + 1} more hosts"
 
 
 def size_text(size_bytes: float) -> str:

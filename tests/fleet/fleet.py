@@ -115,7 +115,7 @@ class Fleet:
             for module in pkgutil.iter_modules(package.__path__):
                 if module.name not in _NOT_HERE:
                     importlib.import_module(f"{package.__name__}.{module.name}")
-        from saferun.cluster import job, rendezvous_messages, roster, silent_hosts
+        from saferun.cluster import job, leader_routes, rendezvous_messages, roster, silent_hosts
         from saferun.coordinator import ended_attempts, heartbeats, liveness, liveness_probe, store_client, store_search
         from saferun.linux import netlink
 
@@ -139,8 +139,8 @@ class Fleet:
         for named in (job, rendezvous_messages, roster):
             yield named, "short_host_name", lambda: here("name")
         yield silent_hosts, "ProgressWatch", VirtualWatch
-        yield silent_hosts, "route_to", no_route
-        yield silent_hosts, "working_nics", list
+        yield leader_routes, "route_to", no_route
+        yield leader_routes, "working_nics", list
         for looks in (heartbeats, liveness):
             yield looks, "stuck_processes", lambda *_: {}
 

@@ -232,7 +232,7 @@ def test_a_host_does_not_fill_the_console_of_the_one_that_leads(
 ) -> None:
     """Whatever it says, and however often that changes."""
     listening.join()
-    monkeypatch.setattr("saferun.cluster.silent_hosts._TOGETHER_S", 0.0)
+    monkeypatch.setattr("saferun.cluster.leader_routes._TOGETHER_S", 0.0)
     for i in range(200):
         state = {"s": "leftovers", field: f"waiting for process {i}"}
         listening.hear(op="states", attempt=0, changed={"1/0": state})

@@ -11,6 +11,7 @@ from saferun.cluster import silent_hosts as silent_hosts_module
 from saferun.cluster.silence import Progress
 from saferun.cluster.silent_hosts import SilenceLimits, SilentHosts, ThisHost
 from saferun.linux.poller import Poller
+from tests.unit.cluster.nics import stand_in_for_nics
 
 TIMEOUT_S = 10.0
 GOES_ON = "the ranks make progress, so the job goes on"
@@ -58,11 +59,7 @@ class World:
         self.silent: list[str] = []
         self.nics: dict[str, str] = {"eth0": "", "eth1": ""}
         monkeypatch.setattr(silent_hosts_module, "ProgressWatch", Ranks)
-        monkeypatch.setattr(silent_hosts_module, "working_nics", lambda: list(self.nics))
-        monkeypatch.setattr(silent_hosts_module, "nic_state", lambda name: self.nics[name])
-        monkeypatch.setattr(
-            silent_hosts_module, "_nic_to", lambda address: "eth1" if address.startswith("10.78") else "eth0"
-        )
+        stand_in_for_nics(monkeypatch, self.nics)
         monkeypatch.setattr("saferun.cluster.silent_hosts.time", SimpleNamespace(monotonic=lambda: self.now))
         self.silent_hosts = SilentHosts(
             Poller(),
@@ -225,31 +222,6 @@ def test_a_line_that_is_there_again_is_no_notice(monkeypatch: pytest.MonkeyPatch
     world = World(monkeypatch, leads=False)
     world.hear("returned", host=0, was="node1", now="node1")
     assert [*world.notices, *world.said, *world.silent] == []
-
-
-def test_what_several_hosts_report_alike_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what one of them wrote cannot do anything to a terminal."""
-    world = World(monkeypatch, leads=True)
-    for number in range(2, 9):
-        world.silent_hosts.note(f"node{number}", "node1 does not answer any more\x1b[2J")
-    world.see(watched_s=0.0, still_s=0.0)
-    world.see(watched_s=0.0, still_s=0.0)
-    (said,) = world.said
-    assert said.startswith("saferun: warning: node2, node3, node4 and 4 more hosts: ")
-    assert said.endswith(": node1 does not answer any more\\x1b[2J; the job goes on")
-
-
-def test_where_its_own_interface_is_cut_the_first_host_says_that_instead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All others have lost their way to it, and none of them can know why."""
-    world = World(monkeypatch, leads=True)
-    world.nics["eth0"] = "is down"
-    for number in (2, 3):
-        world.silent_hosts.note(f"node{number}", "node1 does not answer any more")
-        world.see(watched_s=0.0, still_s=0.0)
-        world.see(watched_s=0.0, still_s=0.0)
-    assert world.said == [
-        "saferun: warning: node3: eth0 is down; other hosts reach it over another network; the job goes on"
-    ]
 
 
 @pytest.mark.parametrize("leads", [True, False])
