@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from saferun.cluster.asked_progress import ProgressOfOthers, ProgressReports
 from saferun.cluster.leader_routes import LeaderRoutes
 from saferun.cluster.progress import ObservedRank, ProgressWatch
 from saferun.cluster.silence import GO_ON, HOLD_OUT, LOST, Progress, SilentHost, judge, together, with_phases
@@ -28,23 +29,6 @@ _LONGEST_MESSAGE = 300
 _REPORT_SHARE = 0.125
 # After a doubt about another host, ranks are watched for so many host timeouts, also if the doubt comes to nothing.
 _WATCHED_TIMEOUTS = 2.0
-
-
-class _OthersProgress(Value):
-    """The ranks of other hosts. ``began_at``: since when they are watched; when one moved, or was active, last."""
-
-    began_at: float
-    moved_at: float
-    active_at: float
-
-    def since(self, now: float) -> Progress:
-        """The same as durations."""
-        return Progress(
-            runs=True,
-            watched_s=now - self.began_at,
-            still_s=now - self.moved_at,
-            quiet_s=now - self.active_at,
-        )
 
 
 class SilenceLimits(Value):
@@ -124,8 +108,6 @@ class SilentHosts:
         self._print_line = print_line
         self._on_lost = on_lost
         self._on_leader_silence = on_leader_silence
-        self._ask_others = ask_others
-        self._on_progress = on_progress
         self._has_ended = has_ended
         self._is_done = is_done
         self._watch = ProgressWatch(limits.probe_after_s / 2, poller)
@@ -134,9 +116,8 @@ class SilentHosts:
         self._is_head = this_host.is_head
         self._silent: dict[int, SilentHost] = {}
         self._watch_until = 0.0
-        self._others: _OthersProgress | None = None  # None: other hosts have not been asked
-        self._reports = (0, 0)
-        self._report_at: float | None = None
+        self._others = ProgressOfOthers(ask_others)
+        self._reports = ProgressReports(max(limits.probe_after_s * _REPORT_SHARE, 0.1), on_progress)
         self._routes = LeaderRoutes(
             this_host.label, this_host.leader, this_host.addresses, print_line=self._print, on_notice=on_notice
         )
@@ -208,36 +189,24 @@ class SilentHosts:
     def _begin_watch(self, now: float) -> None:
         self._watch.begin(now)
         self._watch_until = now + _WATCHED_TIMEOUTS * self._probe_after_s
-        if self._leads and self._others is None and self._ask_others():
-            self._others = _OthersProgress(now, now, now)
+        if self._leads:
+            self._others.begin(now)
 
     def watch(self) -> None:
         """The leader asks whether the ranks of this host make progress: watch them, and report it for a while."""
         now = time.monotonic()
         self._watch.begin(now)
         self._watch_until = now + _WATCHED_TIMEOUTS * self._probe_after_s
-        self._report_at = now
+        self._reports.begin(now)
 
     def _report(self, now: float) -> None:
-        if self._report_at is None or now < self._report_at:
-            return
-        interval_s = max(self._probe_after_s * _REPORT_SHARE, 0.1)
-        progress = with_phases(self._watch.progress(now, runs=bool(self._ranks())))
-        moved, active = self._reports
-        # Ranks that have just begun to be watched have shown nothing yet.
-        seen_s = min(progress.watched_s, interval_s)
-        reports = (moved + (progress.still_s < seen_s), active + (progress.quiet_s < seen_s))
-        self._report_at = now + interval_s if now < self._watch_until else None
-        if reports != self._reports:
-            self._reports = reports
-            self._on_progress(*reports)
+        if self._reports.is_due(now):
+            progress = with_phases(self._watch.progress(now, runs=bool(self._ranks())))
+            self._reports.report(progress, now, self._watch_until)
 
     def hear_progress(self, *, moved: bool) -> None:
         """Another host reports that its ranks moved, or at least were active."""
-        others = self._others
-        if others is not None:
-            now = time.monotonic()
-            self._others = others._replace(moved_at=now if moved else others.moved_at, active_at=now)
+        self._others.hear(time.monotonic(), moved=moved)
 
     def _verdict(self, silent: SilentHost, own: Progress, now: float) -> Verdict:
         """What to do about a silent host: by the ranks of this host, and if these do not suffice, of others as well."""
@@ -252,16 +221,15 @@ class SilentHosts:
             is_patient=now >= self._patient_from,
             has_successor=self._has_successor,
         )
-        if self._others is not None:
+        others = self._others.progress(now)
+        if others is not None:
             verdict = judge_one(own)
             if verdict == GO_ON and not (ended and silent.goes_on):
                 return verdict
-            both = together(own, self._others.since(now))
-            verdict = judge_one(both)
-            if verdict != LOST or not ended or self._ask_others():
+            verdict = judge_one(together(own, others))
+            if verdict != LOST or not ended or self._others.ask_again():
                 return verdict
             # The ranks of this host ended before, and those of the others have ended since.
-            self._others = None
         return judge_one(own._replace(ended=ended))
 
     def _hear_again(self, host: int, now: float) -> None:
@@ -296,13 +264,14 @@ class SilentHosts:
                 going_on.setdefault(verdict, []).append(silent)
         for verdict, hosts in going_on.items():
             self._go_on(hosts, verdict)
-        if self._silent and now >= self._watch_until and self._others is not None:
+        if self._silent and now >= self._watch_until and self._others.are_asked:
             # Others report for a limited time only; while a host is silent, they are asked again.
             self._watch_until = now + _WATCHED_TIMEOUTS * self._probe_after_s
-            self._others = self._others if self._ask_others() else None
+            self._others.ask_again()
         elif not self._silent and now >= self._watch_until:
             self._watch.end()
-            self._others = self._report_at = None
+            self._others.end()
+            self._reports.end()
 
     def _go_on(self, hosts: Sequence[SilentHost], verdict: Verdict) -> None:
         own = self.own_nic_fault()
@@ -317,7 +286,7 @@ class SilentHosts:
             sequel = self._hold_out_text()
         elif all(self._is_done(host.host) for host in hosts):
             sequel = "; its ranks have ended well, so the job goes on"
-        elif self._has_ended() and self._others is None:
+        elif self._has_ended() and not self._others.are_asked:
             sequel = ""
         self._print(f"warning: {where}{cause}{what}{why}{sequel}")
         if not self._leads:

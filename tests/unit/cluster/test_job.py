@@ -14,7 +14,6 @@ from saferun.cluster.job_values import EvidenceChunk
 from saferun.cluster.join_messages import HostInfoText, HostsPart, Peer, SecretSharing, parts_of
 from saferun.cluster.roster import Roster
 from saferun.cluster.silence import Progress
-from saferun.cluster.silent_hosts import _OthersProgress
 from saferun.model import RANKS_DONE, RANKS_LEFT_OVER, JsonObject
 from saferun.supervisor.actions import BroadcastDecision, Finish, JoinHosts
 from saferun.supervisor.events import (
@@ -388,7 +387,8 @@ def test_other_hosts_are_asked_how_their_ranks_do_where_this_ones_have_ended(lis
     assert [sent[-1]["message"][name] for name in ("kind", "hosts")] == ["watch", [1, 2]]
     control = listening.job.current.silent_hosts
     before = time.monotonic() - 20.0
-    control._others = _OthersProgress(before, before, before)
+    control._others.end()
+    control._others.begin(before)
     own = control._watch._observation
     own.began_at = own.moved_at = own.active_at = time.monotonic() - 20.0
     for told in ([1, 1], "nonsense", [1]):

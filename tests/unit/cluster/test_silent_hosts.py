@@ -57,6 +57,7 @@ class World:
         self.lost: list[tuple[int, str, str]] = []
         self.notices: list[str] = []
         self.silent: list[str] = []
+        self.reports: list[tuple[int, int]] = []
         self.nics: dict[str, str] = {"eth0": "", "eth1": ""}
         monkeypatch.setattr(silent_hosts_module, "ProgressWatch", Ranks)
         stand_in_for_nics(monkeypatch, self.nics)
@@ -71,7 +72,7 @@ class World:
             on_notice=self.notices.append,
             on_leader_silence=self.silent.append,
             ask_others=lambda: self.others,
-            on_progress=lambda _moved, _active: None,
+            on_progress=lambda *counts: self.reports.append(counts),
             has_ended=lambda: self.ended,
             is_done=lambda _: False,
         )
@@ -249,13 +250,11 @@ def test_a_host_that_is_asked_reports_a_phase_that_a_rank_announced_as_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first host has no ranks that could show it, and asks others."""
-    reports: list[tuple[int, int]] = []
-    for unannounced_s in (0.0, float("inf")):
+    for unannounced_s, reports in ((0.0, [(1, 1)]), (float("inf"), [])):
         world = World(monkeypatch, leads=False)
-        world.silent_hosts._on_progress = lambda moved, active: reports.append((moved, active))
         world.silent_hosts.watch()
         world.see(watched_s=9.0, still_s=9.0, unannounced_s=unannounced_s)
-    assert reports == [(1, 1)]
+        assert world.reports == reports
 
 
 def test_ranks_of_other_hosts_are_asked_where_those_of_this_one_ended_well(monkeypatch: pytest.MonkeyPatch) -> None:
