@@ -100,10 +100,9 @@ class SilentHosts:
         has_ended: Callable[[], bool],
         is_done: Callable[[int], bool],
     ) -> None:
-        self._probe_after_s = limits.probe_after_s
-        self._hang_timeout_s = limits.hang_timeout_s
+        self._limits = limits
         self._patient_from = time.monotonic() + limits.patience_after_s
-        self._has_successor = limits.has_successor
+        self._this_host = this_host
         self._ranks = ranks
         self._print_line = print_line
         self._on_lost = on_lost
@@ -111,9 +110,6 @@ class SilentHosts:
         self._has_ended = has_ended
         self._is_done = is_done
         self._watch = ProgressWatch(limits.probe_after_s / 2, poller)
-        self._label = this_host.label
-        self._leads = this_host.leads
-        self._is_head = this_host.is_head
         self._silent: dict[int, SilentHost] = {}
         self._watch_until = 0.0
         self._others = ProgressOfOthers(ask_others)
@@ -183,20 +179,20 @@ class SilentHosts:
             case "returned":
                 self._hear_again(int(message["host"]), now)
                 was, to = str(message.get("was") or ""), str(message.get("now") or "")
-                if was != to and self._is_head:
+                if was != to and self._this_host.is_head:
                     self._routes.report(printable(was), to)
 
     def _begin_watch(self, now: float) -> None:
         self._watch.begin(now)
-        self._watch_until = now + _WATCHED_TIMEOUTS * self._probe_after_s
-        if self._leads:
+        self._watch_until = now + _WATCHED_TIMEOUTS * self._limits.probe_after_s
+        if self._this_host.leads:
             self._others.begin(now)
 
     def watch(self) -> None:
         """The leader asks whether the ranks of this host make progress: watch them, and report it for a while."""
         now = time.monotonic()
         self._watch.begin(now)
-        self._watch_until = now + _WATCHED_TIMEOUTS * self._probe_after_s
+        self._watch_until = now + _WATCHED_TIMEOUTS * self._limits.probe_after_s
         self._reports.begin(now)
 
     def _report(self, now: float) -> None:
@@ -216,10 +212,10 @@ class SilentHosts:
         judge_one = partial(
             judge,
             silent,
-            silence_limit_s=self._probe_after_s,
-            hang_timeout_s=self._hang_timeout_s,
+            silence_limit_s=self._limits.probe_after_s,
+            hang_timeout_s=self._limits.hang_timeout_s,
             is_patient=now >= self._patient_from,
-            has_successor=self._has_successor,
+            has_successor=self._limits.has_successor,
         )
         others = self._others.progress(now)
         if others is not None:
@@ -237,7 +233,7 @@ class SilentHosts:
         if silent is None or not silent.goes_on:
             return
         self._print(f"{silent.label} answers again after {now - silent.since:.0f} s")
-        if not self._leads:
+        if not self._this_host.leads:
             self._on_leader_silence("")
 
     def note(self, label: str, text: str) -> None:
@@ -257,7 +253,7 @@ class SilentHosts:
             verdict = self._verdict(silent, progress, now)
             if verdict == LOST:
                 del self._silent[silent.host]
-                own = "" if self._leads else self.own_nic_fault()
+                own = "" if self._this_host.leads else self.own_nic_fault()
                 self._on_lost(silent.host, "nic" if own else silent.why, own or silent.message)
             elif verdict in {GO_ON, HOLD_OUT} and not silent.goes_on:
                 self._silent[silent.host] = silent._replace(goes_on=True)
@@ -266,7 +262,7 @@ class SilentHosts:
             self._go_on(hosts, verdict)
         if self._silent and now >= self._watch_until and self._others.are_asked:
             # Others report for a limited time only; while a host is silent, they are asked again.
-            self._watch_until = now + _WATCHED_TIMEOUTS * self._probe_after_s
+            self._watch_until = now + _WATCHED_TIMEOUTS * self._limits.probe_after_s
             self._others.ask_again()
         elif not self._silent and now >= self._watch_until:
             self._watch.end()
@@ -278,8 +274,8 @@ class SilentHosts:
         cause = f"{own}; " if own else ""
         why = "" if own else f" ({hosts[0].message})"
         names = hosts_text([host.label for host in hosts])
-        what = f"no heartbeat received from {names}" if self._leads else f"{names} cannot be reached"
-        where = f"{self._label}: " if own or not self._leads else ""
+        what = f"no heartbeat received from {names}" if self._this_host.leads else f"{names} cannot be reached"
+        where = f"{self._this_host.label}: " if own or not self._this_host.leads else ""
         # The supervisor prints how long it waits.
         sequel = "; the ranks make progress, so the job goes on"
         if verdict == HOLD_OUT:
@@ -289,17 +285,17 @@ class SilentHosts:
         elif self._has_ended() and not self._others.are_asked:
             sequel = ""
         self._print(f"warning: {where}{cause}{what}{why}{sequel}")
-        if not self._leads:
+        if not self._this_host.leads:
             self._on_leader_silence(what)
 
     def _hold_out_text(self) -> str:
-        if self._hang_timeout_s <= 0:
+        if self._limits.hang_timeout_s <= 0:
             return "; no rank makes progress, and the job waits"
-        longest_s = max(self._probe_after_s, self._hang_timeout_s)
+        longest_s = max(self._limits.probe_after_s, self._limits.hang_timeout_s)
         return f"; the job ends if no rank makes progress for {longest_s:g} s (sooner with --host-timeout)"
 
     def _print(self, text: str) -> None:
-        if self._is_head:
+        if self._this_host.is_head:
             self._print_line(f"saferun: {printable(text)}")
 
 
