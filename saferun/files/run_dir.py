@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from saferun.errors import SaferunError, UsageError, suppress
 from saferun.files.file_stream import APPENDED, WHOLE, Files, FileStream, WriterAnswer
 from saferun.files.trees import Tree, add_tree
+from saferun.files.write_errors import WriteErrors
 from saferun.linux.children import fork
 from saferun.linux.ownership import NotOursError
 from saferun.linux.scratch import Scratch, logs_id
@@ -17,7 +18,6 @@ from saferun.model import JsonObject
 
 BASE = "saferun-runs"
 _LONGEST_NAME = 128
-_WHAT_REMAINS = "what files do not keep is on the console, unless it is redirected to them alone (-r)"
 _WITHOUT = "the job runs without it; all output is on the console, except what -r sends to log files only"
 _THEIRS_HINT = "pass --run-dir DIRECTORY to keep files elsewhere, or --run-dir none to keep none"
 
@@ -64,12 +64,9 @@ class RunDirectory:
         self.scratch = Scratch(run_id)
         self._warn = warn
         self.files = files
-        self.files.on_failed = self._on_failed
-        self.files.on_written = self._on_written
-        self._failing: set[str] = set()
-        self._missing_bytes = 0
-        self._has_warned = False
-        self._has_recovered = False
+        self._errors = WriteErrors(warn)
+        self.files.on_failed = self._errors.on_failed
+        self.files.on_written = self._errors.on_written
         self._is_open = False
         self._waiting: list[Callable[[], None]] | None = None  # for the directory to be made
         self._event_file: FileStream | None = None
@@ -79,8 +76,6 @@ class RunDirectory:
         self._part = ""
         self._hosts: list[str] = []
         self._is_late: bool | None = None
-        self.refusal: SaferunError | None = None
-        """Why the launch cannot be: the user has chosen another user's directory."""
         self.path: str | None = None
         self.host_path: str | None = None
         self.name = f"{time.strftime('%Y%m%d-%H%M%S')}-{run_id[:6]}"
@@ -167,7 +162,7 @@ class RunDirectory:
         def on_answer(answer: WriterAnswer | None) -> None:
             try:
                 if answer is None:
-                    self._failing.add(path)  # it may yet be made, and is not relied upon
+                    self._errors.add(path)  # it may yet be made, and is not relied upon
                 elif answer.error is not None:
                     self._refuse(chosen, path, answer.error)
                 else:
@@ -212,10 +207,10 @@ class RunDirectory:
         if is_theirs and not ours:
             hint = "pass another --run-dir, or --run-dir none to keep no files"
             where = f"{shorter_path(error.filename)}: " if error.filename not in {path, chosen, ""} else ""
-            self.refusal = UsageError(f"--run-dir {chosen}: {where}{error.strerror}", hint)
+            self._errors.refusal = UsageError(f"--run-dir {chosen}: {where}{error.strerror}", hint)
         else:
             hint = _THEIRS_HINT if is_theirs else ""
-            self.lost(f"no run directory: {error.filename or chosen}", error, hint, _WITHOUT)
+            self._errors.warn_once(f"no run directory: {error.filename or chosen}", error, hint, _WITHOUT)
 
     def _begin_run(self, path: str, host_path: str, base: str) -> None:
         index = os.path.join(host_path, f"output{self._part}.index")
@@ -226,7 +221,7 @@ class RunDirectory:
         try:
             return os.path.abspath(path)
         except OSError as error:  # the current directory is gone
-            self.lost(f"no run directory: {path}", error, remains=_WITHOUT)
+            self._errors.warn_once(f"no run directory: {path}", error, remains=_WITHOUT)
             return ""
 
     def _begin(self) -> None:
@@ -260,37 +255,21 @@ class RunDirectory:
     @property
     def is_silent(self) -> bool:
         """Whether the file system of the directory does not answer, as far as is known."""
-        return self.path is not None and (self.path in self._failing or self.files.is_stalled)
+        return self.path is not None and (self._errors.has(self.path) or self.files.is_stalled)
 
     @property
     def is_written(self) -> bool:
         """Whether all files that there are can be written, also those of ``--log-dir`` where there is no directory."""
-        return not self._failing and not self.files.is_stalled
+        return not self._errors.has_any and not self.files.is_stalled
 
-    def lost(self, path: str, error: OSError, hint: str = "", remains: str = _WHAT_REMAINS) -> None:
+    @property
+    def refusal(self) -> SaferunError | None:
+        """Why the launch cannot be: the user has chosen another user's directory."""
+        return self._errors.refusal
+
+    def lost(self, path: str, error: OSError) -> None:
         """A file cannot be written (any more). The user hears of the first one; the others follow from it."""
-        if not self._has_warned and self.refusal is None:
-            self._has_warned = True
-            message = f"{path}: {error.strerror}; {remains}"
-            self._warn(message, *([hint] if hint else []))
-
-    def _on_failed(self, path: str, error: OSError, is_tried_again: bool) -> None:  # noqa: FBT001 - by Files
-        if is_tried_again:
-            self._failing.add(path)
-        self.lost(path, error)
-
-    def _on_written(self, path: str, missing_bytes: int) -> None:
-        self._failing.discard(path)
-        self._missing_bytes += missing_bytes
-        if self._failing or self._has_recovered:
-            return
-        self._has_recovered = True
-        missing = (
-            f"{self._missing_bytes} bytes are missing in them, which they note"
-            if self._missing_bytes
-            else ("nothing is missing in them")
-        )
-        self._warn(f"{path}: files are written again; {missing}")
+        self._errors.warn_once(path, error)
 
     # ----------------------------------------------------------------------------------------------------------------
     # Files
