@@ -122,14 +122,14 @@ class LogDirectory:
                 on_ready(found)
 
             if not rank_paths and self._writes_logs(placement):
-                self._run_dir.make_scratch(attempt, ranks, on_paths, is_large=True)
+                self._run_dir.rank_scratch.make(attempt, ranks, on_paths, is_large=True)
             else:
                 on_paths(rank_paths or error_paths)
 
         if answers:
             on_error_paths(rank_paths)
         else:
-            self._run_dir.make_scratch(attempt, ranks, on_error_paths)
+            self._run_dir.rank_scratch.make(attempt, ranks, on_error_paths)
 
     def _found(self, placement: Placement, paths: list[str], error_paths: list[str]) -> LogDestinations:
         attempt_path = os.path.dirname(paths[0])

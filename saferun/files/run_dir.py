@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
-from saferun.errors import SaferunError, UsageError, suppress
+from saferun.errors import SaferunError, UsageError
 from saferun.files.file_stream import APPENDED, WHOLE, Files, FileStream, WriterAnswer
+from saferun.files.rank_scratch import RankScratch
 from saferun.files.trees import Tree, add_tree
 from saferun.files.write_errors import WriteErrors
-from saferun.linux.children import fork
 from saferun.linux.ownership import NotOursError
-from saferun.linux.scratch import Scratch, logs_id
+from saferun.linux.scratch import Scratch
 from saferun.model import JsonObject
 
 BASE = "saferun-runs"
@@ -57,13 +57,11 @@ class RunDirectory:
         self._wanted = wanted
         self._host = host
         self._run_id = run_id
-        self._has_asked_for_scratch = False
-        self.logs_path = ""
-        """Where the ranks' log files are that stay in a temporary directory, once it is known."""
         self._has_live_record = False
-        self.scratch = Scratch(run_id)
         self._warn = warn
         self.files = files
+        self.rank_scratch = RankScratch(run_id, warn, files)
+        """The ranks' directories where there is no run directory, or no log files in it."""
         self._errors = WriteErrors(warn)
         self.files.on_failed = self._errors.on_failed
         self.files.on_written = self._errors.on_written
@@ -240,6 +238,16 @@ class RunDirectory:
         return self._host
 
     @property
+    def scratch(self) -> Scratch:
+        """The private temporary directories of the run."""
+        return self.rank_scratch.scratch
+
+    @property
+    def logs_path(self) -> str:
+        """Where the ranks' log files are that stay in a temporary directory; empty: nowhere, as far as is known."""
+        return self.rank_scratch.logs_path
+
+    @property
     def is_part(self) -> bool:
         """Whether files about the whole job are written elsewhere."""
         return self._is_part
@@ -279,58 +287,6 @@ class RunDirectory:
         if self.host_path is None:
             return None
         return os.path.join(self.host_path, f"attempt_{attempt}", f"rank_{rank}")
-
-    def make_scratch(
-        self,
-        attempt: int,
-        ranks: Sequence[int],
-        on_made: Callable[[list[str] | OSError], None],
-        *,
-        is_large: bool = False,
-    ) -> None:
-        """Have the ranks' directories of an attempt made in a private temporary directory; logs have their own.
-
-        Args:
-            attempt: the attempt's number.
-            ranks: the ranks.
-            on_made: takes the directories, or why there is none for logs. Where a file system does not answer, or has
-                no room for error files, the ranks are not kept from their start: the directories are where they will
-                be, or empty.
-            is_large: logs that the user wants: they may be too large for memory, and stay, as torchrun's do.
-        """
-        names = [os.path.join(f"attempt_{attempt}", f"rank_{rank}") for rank in ranks]
-        made = [] if is_large else self._made_in_memory(names)
-        if made:
-            on_made(made)
-            return
-
-        def on_answer(answer: WriterAnswer | None) -> None:
-            if answer is not None and answer.error is not None:
-                if not is_large:
-                    self._warn(f"no error files of the ranks: {answer.error.filename}: {answer.error.strerror}")
-                on_made(answer.error if is_large else [""] * len(names))
-                return
-            base = Scratch(logs_id(self._run_id)).expected_path() if is_large else ""
-            if answer is not None:
-                base, device, inode = answer.value
-                if not is_large:
-                    self.scratch.note(base, (device, inode))
-            if is_large and not self.logs_path:
-                self.logs_path = base
-                self._warn(f"the log files of the ranks are in {base}; they stay there")
-            on_made([os.path.join(base, name) if base else "" for name in names])
-
-        self._has_asked_for_scratch = True
-        self.files.ask("make_scratch_directories", [self._run_id, int(is_large), list(names)], on_answer)
-
-    def _made_in_memory(self, names: Sequence[str]) -> list[str]:
-        """Directories in memory, made at once; none where there is no memory for them."""
-        with suppress(OSError):
-            base = self.scratch.in_memory_path()
-            for name in names:
-                os.makedirs(os.path.join(base, name), exist_ok=True)
-            return [os.path.join(base, name) for name in names]
-        return []
 
     def write_event(self, event: JsonObject) -> None:
         """Append one line to events.jsonl, without secrets."""
@@ -384,15 +340,7 @@ class RunDirectory:
             self._event_file = None
         if self._has_live_record:
             self.files.ask("remove_live_record", [])
-        made = self.scratch.made
-        if made and self.files.is_stalled:
-            # The place may be as dead as what the writer hangs in, or it may not.
-            with suppress(OSError):
-                fork(self.scratch.close)
-            made = []
-        if made or self._has_asked_for_scratch:
-            self.files.ask("remove_directories", [made])
-            self.scratch.forget()
+        self.rank_scratch.close()
 
 
 def _file_name(text: str) -> str:

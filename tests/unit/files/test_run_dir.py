@@ -12,10 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from saferun.files import earlier_run, operations
-from saferun.files.file_stream import OnAnswer
 from saferun.files.run_dir import BASE, RunDirectory
 from saferun.linux import abandoned_scratch
-from saferun.linux.scratch import Scratch, logs_id, shared_bases
+from saferun.linux.scratch import Scratch, logs_id
 from tests.direct_files import DirectFiles
 
 ID = "0123456789abcdef"
@@ -155,106 +154,16 @@ def test_json_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, warni
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["node3", "run.json"]
 
 
-def scratch_of(run_dir: RunDirectory, *, is_large: bool = False) -> Path:
-    """The directory of rank 1 in a temporary directory."""
-    made: list[list[str] | OSError] = []
-    run_dir.make_scratch(0, [1], made.append, is_large=is_large)
-    assert isinstance(made[0], list)
-    return Path(made[0][0])
-
-
-def test_where_no_memory_takes_a_rank_s_directory_the_writer_makes_it(
-    warnings: Warnings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On whatever disk there is, which only the writer may wait for."""
-    monkeypatch.setattr("saferun.linux.scratch.is_in_memory", lambda _path: False)
-    run_dir = make(None, warnings, wanted=False)
-    asked: list[str] = []
-    plain = run_dir.files.ask
-
-    def ask(name: str, arguments: list[object], on_answer: OnAnswer | None = None) -> None:
-        asked.append(name)
-        plain(name, arguments, on_answer)
-
-    monkeypatch.setattr(run_dir.files, "ask", ask)
-    path = scratch_of(run_dir)
-    assert asked == ["make_scratch_directories"]
-    assert path.is_dir()
-    run_dir.close()
-    assert not path.exists()
-
-
-@pytest.mark.parametrize("is_large", [False, True])
-def test_a_temporary_directory_of_which_nothing_is_heard_keeps_no_rank_from_its_start(
-    warnings: Warnings, monkeypatch: pytest.MonkeyPatch, *, is_large: bool
-) -> None:
-    """Logs will be there when its file system answers; an error file is not relied upon."""
-    monkeypatch.setattr("saferun.linux.scratch.is_in_memory", lambda _path: False)
-    run_dir = make(None, warnings, wanted=False)
-    asked: list[str] = []
-
-    def ask(name: str, _arguments: list[object], on_answer: OnAnswer = lambda _: None) -> None:
-        asked.append(name)
-        on_answer(None)
-
-    monkeypatch.setattr(run_dir.files, "ask", ask)
-    made: list[list[str] | OSError] = []
-    run_dir.make_scratch(1, [3, 4], made.append, is_large=is_large)
-    base = Scratch(logs_id(ID)).expected_path()
-    names = [f"{base}/attempt_1/rank_{rank}" for rank in (3, 4)]
-    assert made == [names if is_large else ["", ""]]
-    run_dir.close()
-    assert asked == ["make_scratch_directories", "remove_directories"], "whoever may have made it removes it"
-
-
-def no_room_below(monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
-    """The last inodes of these file systems go to the directories of runs."""
-    plain = os.mkdir
-
-    def mkdir(path: str, mode: int = 0o777) -> None:
-        if os.fspath(path).startswith(prefix) and "/attempt_" in path:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-        plain(path, mode)
-
-    monkeypatch.setattr(os, "mkdir", mkdir)
-
-
-def test_memory_without_inodes_for_a_rank_s_directory_is_not_used(
-    warnings: Warnings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That of the run may be the last that it takes."""
-    no_room_below(monkeypatch, "/dev/shm/")
-    run_dir = make(None, warnings, wanted=False)
-    path = scratch_of(run_dir)
-    assert path.is_dir()
-    assert not path.is_relative_to("/dev/shm")
-    run_dir.close()
-    assert not path.exists()
-    assert not os.path.exists(f"/dev/shm/saferun-{ID}")
-
-
-@pytest.mark.parametrize("is_large", [False, True])
-def test_no_room_for_error_files_keeps_no_rank_from_its_start(
-    warnings: Warnings, monkeypatch: pytest.MonkeyPatch, *, is_large: bool
-) -> None:
-    """The user has asked for logs, and not for error files."""
-    no_room_below(monkeypatch, "/")
-    run_dir = make(None, warnings, wanted=False)
-    made: list[list[str] | OSError] = []
-    run_dir.make_scratch(1, [3, 4], made.append, is_large=is_large)
-    assert isinstance(made[0], OSError) if is_large else made == [["", ""]]
-    assert len(warnings) == (0 if is_large else 1)
-    run_dir.close()
-    assert not [base for base in shared_bases() if os.path.exists(f"{base}/saferun-{logs_id(ID)}")]
-
-
 def test_without_files_a_rank_gets_a_private_directory_that_goes_away(tmp_path: Path, warnings: Warnings) -> None:
     """Error files have to be somewhere."""
     run_dir = make(None, warnings, wanted=False)
     assert run_dir.path is None
     assert not (tmp_path / BASE).exists()
     assert run_dir.rank_path(0, 1) is None
-    path, large = (scratch_of(run_dir, is_large=is_large) for is_large in (False, True))
+    made: list[list[str] | OSError] = []
+    for is_large in (False, True):
+        run_dir.rank_scratch.make(0, [1], made.append, is_large=is_large)
+    path, large = (Path(paths[0]) for paths in made if isinstance(paths, list))
     scratch, disk = Path(run_dir.scratch.in_memory_path()), Path(Scratch(logs_id(ID)).expected_path())
     assert disk.parent == tmp_path, "what may be large is not in memory"
     for directory, parent in ((path, scratch), (large, disk)):
