@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from saferun.errors import SaferunError, UsageError
 from saferun.files.file_stream import APPENDED, WHOLE, Files, FileStream, WriterAnswer
+from saferun.files.place_in_job import PlaceInJob
 from saferun.files.rank_scratch import RankScratch
 from saferun.files.trees import Tree, add_tree
 from saferun.files.write_errors import WriteErrors
@@ -17,7 +18,6 @@ from saferun.linux.scratch import Scratch
 from saferun.model import JsonObject
 
 BASE = "saferun-runs"
-_LONGEST_NAME = 128
 _WITHOUT = "the job runs without it; all output is on the console, except what -r sends to log files only"
 _THEIRS_HINT = "pass --run-dir DIRECTORY to keep files elsewhere, or --run-dir none to keep none"
 
@@ -55,7 +55,6 @@ class RunDirectory:
         self._keep_runs = keep_runs
         self._keep_bytes = keep_bytes
         self._wanted = wanted
-        self._host = host
         self._run_id = run_id
         self._has_live_record = False
         self._warn = warn
@@ -69,15 +68,8 @@ class RunDirectory:
         self._waiting: list[Callable[[], None]] | None = None  # for the directory to be made
         self._event_file: FileStream | None = None
         self._events: list[JsonObject] = []
-        self._is_part = False
-        self._has_neighbours = False  # further processes of this launch on this host, with the same directory
-        self._part = ""
-        self._hosts: list[str] = []
-        self._is_late: bool | None = None
+        self._place = PlaceInJob(f"{time.strftime('%Y%m%d-%H%M%S')}-{run_id[:6]}", host)
         self.path: str | None = None
-        self.host_path: str | None = None
-        self.name = f"{time.strftime('%Y%m%d-%H%M%S')}-{run_id[:6]}"
-        """What the directory is called where the user chose no other."""
 
     @property
     def shared_base(self) -> str:
@@ -115,17 +107,12 @@ class RunDirectory:
             is_late: the job may have been under way before: what is in the directory may be its own. The first meeting
                 of the hosts decides.
         """
-        self._is_part = is_part
-        self._has_neighbours = tasks > 1
         if self._is_open:
+            self._place = self._place._replace(is_part=is_part, has_neighbours=tasks > 1)
             return
-        self._is_late = is_late if self._is_late is None else self._is_late
-        self._host = _file_name(host) or self._host
-        self.name = _file_name(name) or self.name
-        self._part = f".task_{task}" if task else ""
-        names = [_file_name(one) for one in hosts or ()]
-        # A host whose name is no file's has a directory that only it knows.
-        self._hosts = [self._host, *names] if hosts is not None and not is_part and all(names) else []
+        self._place = self._place.joined(
+            name, host=host, is_part=is_part, task=task, tasks=tasks, hosts=hosts, is_late=is_late
+        )
 
     def open(self, on_open: Callable[[], None] | None = None) -> None:
         """Make the directory. Until now nothing has been written, and events were kept in memory.
@@ -140,18 +127,18 @@ class RunDirectory:
                 on_open()
             return
         self._is_open = True
-        chosen = self._chosen or os.path.join(BASE, self.name)
+        chosen = self._chosen or os.path.join(BASE, self._place.name)
         path = self._absolute(chosen) if self._wanted else ""
         if not path:
             self._events.clear()
             if on_open is not None:
                 on_open()
             return
-        ours = self._chosen is None
-        host_path = os.path.join(path, self._host)
+        ours, place = self._chosen is None, self._place
+        host_path = os.path.join(path, place.host)
         top = os.path.dirname(path)
         latest = [f".latest-{os.urandom(6).hex()}", "latest"]
-        self.path, self.host_path = path, host_path
+        self.path = path
         self._waiting = [on_open] if on_open is not None else []
 
         self.files.directory = path
@@ -167,13 +154,13 @@ class RunDirectory:
                     self._note_earlier_run(chosen, *answer.value)
                     self._begin_run(path, host_path, top if ours else "")
             except Exception as error:
-                self.path = self.host_path = None
+                self.path = None
                 self._warn(f"no run directory: {chosen}: {type(error).__name__}: {error}")
             self._begin()  # the ranks wait for it
 
-        earlier = [] if ours or self._has_neighbours or self._is_late else [int(not self._is_part)]
-        keeps = int(not ours and not self._is_part)
-        hosts = self._hosts if earlier else []
+        earlier = [] if ours or place.has_neighbours or place.is_late else [int(not place.is_part)]
+        keeps = int(not ours and not place.is_part)
+        hosts = list(place.hosts) if earlier else []
         arguments: list[object] = [path, host_path, top if ours else "", latest if ours else [], earlier, keeps, hosts]
         self.files.ask("make_run_directory", arguments, on_answer)
 
@@ -200,7 +187,7 @@ class RunDirectory:
 
     def _refuse(self, chosen: str, path: str, error: OSError) -> None:
         """There is no run directory. Where the user has chosen another user's, there is no launch either."""
-        self.path = self.host_path = None
+        self.path = None
         ours, is_theirs = self._chosen is None, isinstance(error, NotOursError)
         if is_theirs and not ours:
             hint = "pass another --run-dir, or --run-dir none to keep no files"
@@ -211,8 +198,8 @@ class RunDirectory:
             self._errors.warn_once(f"no run directory: {error.filename or chosen}", error, hint, _WITHOUT)
 
     def _begin_run(self, path: str, host_path: str, base: str) -> None:
-        index = os.path.join(host_path, f"output{self._part}.index")
-        run_id, base = ("", "") if self._is_part else (self._run_id, base)
+        index = os.path.join(host_path, self._place.own_name("output.index"))
+        run_id, base = ("", "") if self.is_part else (self._run_id, base)
         self.files.ask("begin_run", [index, self._keep_bytes, [run_id, path, base, self._keep_runs]])
 
     def _absolute(self, path: str) -> str:
@@ -226,16 +213,27 @@ class RunDirectory:
         waiting, self._waiting = self._waiting or [], None
         events, self._events = self._events, []
         if self.host_path is not None:
-            self._event_file = self.files.open(os.path.join(self.host_path, f"events{self._part}.jsonl"), APPENDED)
+            path = os.path.join(self.host_path, self._place.own_name("events.jsonl"))
+            self._event_file = self.files.open(path, APPENDED)
         for event in events:
             self.write_event(event)
         for call in waiting:
             call()
 
     @property
+    def name(self) -> str:
+        """What the directory is called where the user chose no other."""
+        return self._place.name
+
+    @property
     def host(self) -> str:
         """The name of this host's directory: once that has been made, it keeps it, whatever the job calls the host."""
-        return self._host
+        return self._place.host
+
+    @property
+    def host_path(self) -> str | None:
+        """This host's directory; None where there is no run directory."""
+        return os.path.join(self.path, self.host) if self.path is not None else None
 
     @property
     def scratch(self) -> Scratch:
@@ -250,7 +248,7 @@ class RunDirectory:
     @property
     def is_part(self) -> bool:
         """Whether files about the whole job are written elsewhere."""
-        return self._is_part
+        return self._place.is_part
 
     # ----------------------------------------------------------------------------------------------------------------
     # What cannot be written
@@ -308,9 +306,8 @@ class RunDirectory:
             return
         if self.path is None or self.host_path is None:
             return
-        if self._is_part or of_host:
-            stem, extension = os.path.splitext(name)
-            path = os.path.join(self.host_path, f"{stem}{self._part}{extension}")
+        if self.is_part or of_host:
+            path = os.path.join(self.host_path, self._place.own_name(name))
         else:
             path = os.path.join(self.path, name)
         file = self.files.open(path, WHOLE)
@@ -321,7 +318,7 @@ class RunDirectory:
         """Write run.json where there is no run directory: to a private directory, until the launch ends."""
         if self.path is None and self._is_open:
             self._has_live_record = True
-            arguments = [self.name, self._host, f"run{self._part}.json", int(self._is_part), content]
+            arguments = [self.name, self.host, self._place.own_name("run.json"), int(self.is_part), content]
             self.files.ask("write_live_record", arguments)
 
     def make_directory(self, path: str) -> None:
@@ -341,12 +338,6 @@ class RunDirectory:
         if self._has_live_record:
             self.files.ask("remove_live_record", [])
         self.rank_scratch.close()
-
-
-def _file_name(text: str) -> str:
-    """What came from another host, as a name of one file; empty where it is none."""
-    fine = 0 < len(text) < _LONGEST_NAME and all(char.isalnum() or char in "._-" for char in text)
-    return text if fine and not text.startswith(".") else ""
 
 
 def shorter_path(path: str) -> str:
