@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from saferun.errors import SaferunError, UsageError
-from saferun.files.file_stream import APPENDED, WHOLE, Files, FileStream, WriterAnswer
+from saferun.files.event_file import EventFile
+from saferun.files.file_stream import APPENDED, WHOLE, Files, WriterAnswer
 from saferun.files.place_in_job import PlaceInJob
 from saferun.files.rank_scratch import RankScratch
 from saferun.files.trees import Tree, add_tree
@@ -66,8 +67,7 @@ class RunDirectory:
         self.files.on_written = self._errors.on_written
         self._is_open = False
         self._waiting: list[Callable[[], None]] | None = None  # for the directory to be made
-        self._event_file: FileStream | None = None
-        self._events: list[JsonObject] = []
+        self._events = EventFile()
         self._place = PlaceInJob(f"{time.strftime('%Y%m%d-%H%M%S')}-{run_id[:6]}", host)
         self.path: str | None = None
 
@@ -130,7 +130,7 @@ class RunDirectory:
         chosen = self._chosen or os.path.join(BASE, self._place.name)
         path = self._absolute(chosen) if self._wanted else ""
         if not path:
-            self._events.clear()
+            self._events.begin(None)
             if on_open is not None:
                 on_open()
             return
@@ -211,12 +211,10 @@ class RunDirectory:
 
     def _begin(self) -> None:
         waiting, self._waiting = self._waiting or [], None
-        events, self._events = self._events, []
+        file = None
         if self.host_path is not None:
-            path = os.path.join(self.host_path, self._place.own_name("events.jsonl"))
-            self._event_file = self.files.open(path, APPENDED)
-        for event in events:
-            self.write_event(event)
+            file = self.files.open(os.path.join(self.host_path, self._place.own_name("events.jsonl")), APPENDED)
+        self._events.begin(file)
         for call in waiting:
             call()
 
@@ -288,12 +286,7 @@ class RunDirectory:
 
     def write_event(self, event: JsonObject) -> None:
         """Append one line to events.jsonl, without secrets."""
-        if not self._is_open or self._waiting is not None:
-            self._events.append(event)
-        elif self._event_file is not None:
-            from saferun.text.redaction import redacted_json
-
-            self._event_file.write(json.dumps(redacted_json(event), default=str).encode() + b"\n")
+        self._events.write(event)
 
     def write_json(self, name: str, content: JsonObject) -> None:
         """Write a file of the run directory as a whole, or not at all."""
@@ -332,9 +325,7 @@ class RunDirectory:
 
     def close(self) -> None:
         """Close the files and remove what was temporary."""
-        if self._event_file is not None:
-            self._event_file.close()
-            self._event_file = None
+        self._events.close()
         if self._has_live_record:
             self.files.ask("remove_live_record", [])
         self.rank_scratch.close()
