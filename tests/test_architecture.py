@@ -226,6 +226,7 @@ NOT_AT_START = (
     "saferun.captures.all_captures",
     "saferun.cluster.asked_progress",
     "saferun.cluster.silent_hosts",
+    "saferun.cluster.endpoint_name",
     "saferun.cluster.evidence",
     "saferun.cluster.evidence_exchange",
     "saferun.cluster.job",

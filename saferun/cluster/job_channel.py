@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.cluster.end_answers import EndAnswers
+from saferun.cluster.endpoint_name import EndpointName
 from saferun.cluster.job_values import JobCallbacks
 from saferun.cluster.torch_process import TorchProcess
 from saferun.config import LaunchConfig
 from saferun.errors import SaferunError, printable
 from saferun.linux.bare_socket import Socket, short_host_name
 from saferun.linux.listen_port import hold_first, hold_port
-from saferun.linux.names import DEADLINE_S, OwnName, known_at_once
 from saferun.linux.poller import Poller
 from saferun.linux.task_sockets import TaskSockets, connect_to_task, has_ended
 from saferun.model import ExitStatus, JsonObject, TorchParts
@@ -22,10 +22,6 @@ from saferun.model import ExitStatus, JsonObject, TorchParts
 _TORCH_PARTS: dict[str, TorchParts] = {"static": "store", "c10d": "c10d"}
 _FIRST_RETRY_S = 0.02
 _LAST_RETRY_S = 0.5
-_NAME_HINT = "look at --rdzv-endpoint, and at /etc/hosts and the name servers of this host"
-# How often it is repeated that a name is still waited for.
-_REPEAT_S = 30.0
-_IS_TRUE = frozenset({"1", "true", "t", "yes", "y"})
 # The coordinator waits for the last messages of the other hosts; it does so for ten seconds at most.
 _GOODBYE_S = 12.0
 
@@ -58,7 +54,6 @@ class JobChannel:
         replacement: Callable[[str], JsonObject | None] = lambda _: None,
     ) -> None:
         self._retry_at: float | None = None  # when the head of this host is looked for again
-        self.is_endpoint_here = False  # whether the endpoint of torch's rendezvous is this host, as far as is known
         self.port = 0  # of the ranks' store
         self.control_port = 0  # of liveness probes
         self._config = config
@@ -76,6 +71,13 @@ class JobChannel:
             connect_again=self._connect_again,
         )
         self._poller = poller
+        self._endpoint = EndpointName(
+            config.rendezvous,
+            poller,
+            on_late=self._on_late_name,
+            on_waiting=on_message,
+            on_given_up=self._on_name_given_up,
+        )
         self._on_message = on_message
         self._on_stderr = callbacks.on_stderr
         task = config.hosts.task
@@ -90,13 +92,7 @@ class JobChannel:
         self._head_pid = 0  # of the process to whose coordinator there is, or was, a connection
         self._head_path = ""  # where that was
         self._retry_s = _FIRST_RETRY_S
-        self._name: OwnName | None = None  # the question whether the endpoint's name is this host's
-        self._on_found: Callable[[], None] | None = None
-        self._needs_name = False  # the coordinator cannot be started before it is known who serves the endpoint
-        self._is_wanted = False  # it is to be started then
-        self._repeat_at: float | None = None
-        self._join_s = 0.0  # how long the hosts are waited for where there is no coordinator yet
-        self._give_up_at: float | None = None
+        self._is_wanted = False  # the coordinator is to be started as soon as it is known who serves the endpoint
         self._is_closed = False
         self._end_answers: EndAnswers | None = None
 
@@ -157,48 +153,30 @@ class JobChannel:
             on_found: called soon: where the name service has nothing to say, without an answer, which is waited for
                 before the coordinator is started. Until it knows the name, no host can be met there.
         """
-        rendezvous = self._config.rendezvous
-        conf = dict(rendezvous.conf)
-        host = rendezvous.address[0] if rendezvous.address is not None else ""
-        wanted = conf.get("is_host", "").lower()
-        known: bool | None = False
-        if self.is_head and rendezvous.backend != "static" and conf.get("store_type", "tcp") == "tcp":
-            known = wanted in _IS_TRUE if wanted or not host else known_at_once(host)
-        if known is not None:
-            self.is_endpoint_here = known
-            on_found()
-            return
-        self._on_found = on_found
-        self._needs_name = rendezvous.backend == "c10d"
-        self._name = OwnName(host, self._poller, self._on_name, self._on_doubt)
-
-    def _on_doubt(self) -> None:
-        """There is no answer yet."""
-        if self._needs_name and self._name is not None:
-            self._repeat_at = self._name.began_at + DEADLINE_S
-        self._go_on()
-
-    def _go_on(self) -> None:
-        on_found, self._on_found = self._on_found, None
-        if on_found is not None:
+        if self.is_head:
+            self._endpoint.find(on_found)
+        else:
             on_found()
 
-    def _on_name(self, is_here: bool) -> None:  # noqa: FBT001 - by the question
-        self.is_endpoint_here = is_here
-        self._needs_name = False
-        self._repeat_at = self._give_up_at = None
-        if self._on_found is not None:
-            self._go_on()
-            return
+    @property
+    def is_endpoint_here(self) -> bool:
+        """Whether the endpoint of torch's rendezvous is this host, as far as is known."""
+        return self._endpoint.is_here
+
+    def _on_late_name(self) -> None:
         if not self._is_closed:
             self._bind_endpoint()
             if self._is_wanted:
                 self.open()
 
+    def _on_name_given_up(self, message: JsonObject) -> None:
+        self.client.unanswered = None
+        self._on_message(message)
+
     def _bind_endpoint(self) -> None:
         """Serve torch's rendezvous store if the endpoint is this host, and no other process of the job does so here."""
         rendezvous = self._config.rendezvous
-        if rendezvous.backend != "c10d" or not self.is_endpoint_here:
+        if rendezvous.backend != "c10d" or not self._endpoint.is_here:
             return
         try:
             port = rendezvous.address[1] if rendezvous.address is not None else None
@@ -211,9 +189,8 @@ class JobChannel:
     def send(self, message: JsonObject) -> None:
         """Send a message; before there is a channel it is kept."""
         joins = message["op"] == "join"
-        if joins and self._needs_name:
-            self._join_s = message["connect_s"] or message["timeout_s"]
-            self._give_up_at = time.monotonic() + self._join_s
+        if joins and self._endpoint.is_awaited:
+            self._endpoint.limit(message["connect_s"] or message["timeout_s"])
         self.client.send(message, answers=("joined", "join_failed") if joins else ())
 
     def open(self) -> None:
@@ -221,7 +198,7 @@ class JobChannel:
         self._is_wanted = True
         if self._torch_process is not None:
             self._torch_process.open()
-        if self._needs_name or self.client.is_open:
+        if self._endpoint.is_awaited or self.client.is_open:
             return
         if self.is_head:
             self._stop_answering()
@@ -243,16 +220,12 @@ class JobChannel:
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        name = self._name.deadline if self._name is not None else None
-        moments = (self._retry_at, name, self._repeat_at, self._give_up_at)
+        moments = (self._retry_at, self._endpoint.deadline)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Look again whether the head of this host is there, and whether the endpoint's name is known."""
-        if self._name is not None:
-            self._name.tick(now)
-        if self._needs_name:
-            self._wait_for_name(now)
+        self._endpoint.tick(now)
         if self.is_head or self.client.is_open or self._is_closed:
             self._retry_at = None
             return
@@ -285,39 +258,24 @@ class JobChannel:
             self.client.is_open or (self._head_path != "" and self._connect([self._head_path]))
         )
 
-    def _wait_for_name(self, now: float) -> None:
-        """Say what is waited for, as the coordinator would; give up after the time that it would wait."""
-        assert self._name is not None  # noqa: S101 - it is needed
-        if self._give_up_at is not None and self._give_up_at <= now:
-            self.client.unanswered = self._repeat_at = self._give_up_at = None
-            what = f"{self._name.reason}, for {self._join_s:.0f} s" if self._name.is_unknown else self._name.reason
-            self._on_message({"op": "join_failed", "what": what, "hint": _NAME_HINT})
-        elif self._repeat_at is not None and self._repeat_at <= now:
-            self._repeat_at = now + _REPEAT_S
-            # Where the name service does not answer, the reason has the seconds.
-            lasts = {"waited_s": round(now - self._name.began_at)} if self._name.is_unknown else {}
-            self._on_message({"op": "waiting", "text": self._name.reason, **lasts})
-
     @property
     def pids(self) -> set[int]:
         """The coordinator, the process that asks for the endpoint's name, and that which has torch for another task."""
-        return self.client.pids | self.torch.pids | (self._name.pids if self._name is not None else set())
+        return self.client.pids | self.torch.pids | self._endpoint.pids
 
     def on_exit(self, pid: int, status: ExitStatus) -> bool:
         """A child has been reaped. Returns whether it was one of these."""
         if self._torch_process is not None and self._torch_process.on_exit(pid, status):
             return True
-        return self.client.on_exit(pid, status) or (self._name is not None and self._name.on_exit(pid, status))
+        return self.client.on_exit(pid, status) or self._endpoint.on_exit(pid, status)
 
     # ----------------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Say goodbye, wait until that has been heard, and give the ports back."""
         self._is_closed = True
-        self._retry_at = self._repeat_at = self._give_up_at = None
-        self._needs_name = False
-        if self._name is not None:
-            self._name.close()
+        self._retry_at = None
+        self._endpoint.close()
         if "tasks" in self._listeners and self._task_sockets is not None:
             # Who comes while the coordinator waits for other hosts belongs to the next launch of this step.
             self._task_sockets.refuse(self._listeners["tasks"], self._task_path)
