@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.cluster.end_answers import EndAnswers
 from saferun.cluster.endpoint_name import EndpointName
+from saferun.cluster.host_ports import HostPorts
 from saferun.cluster.job_values import JobCallbacks
 from saferun.cluster.torch_process import TorchProcess
 from saferun.config import LaunchConfig
-from saferun.errors import SaferunError, printable
-from saferun.linux.bare_socket import Socket, short_host_name
-from saferun.linux.listen_port import hold_first, hold_port
+from saferun.linux.bare_socket import short_host_name
 from saferun.linux.poller import Poller
-from saferun.linux.task_sockets import TaskSockets, connect_to_task, has_ended
+from saferun.linux.task_sockets import connect_to_task, has_ended
 from saferun.model import ExitStatus, JsonObject, TorchParts
 
 # By rendezvous backend; any other one is torch's or a package's, and may import what it likes.
@@ -54,9 +53,6 @@ class JobChannel:
         replacement: Callable[[str], JsonObject | None] = lambda _: None,
     ) -> None:
         self._retry_at: float | None = None  # when the head of this host is looked for again
-        self.port = 0  # of the ranks' store
-        self.control_port = 0  # of liveness probes
-        self._config = config
         sharing = config.sign_messages if config.shares_secret else "off"
         self.client = CoordinatorClient(
             config,
@@ -79,16 +75,13 @@ class JobChannel:
             on_given_up=self._on_name_given_up,
         )
         self._on_message = on_message
-        self._on_stderr = callbacks.on_stderr
         task = config.hosts.task
         self.is_head = task is None or task.local_rank == 0
         self.torch = self.client  # what is asked for what only torch knows
         self._torch_process: TorchProcess | None = None
         if task is not None and not self.is_head and self.client.asks_torch:
             self.torch = self._torch_process = TorchProcess(config, environ, poller, callbacks, task.local_rank)
-        self._listeners: dict[str, Socket] = {}
-        self._task_sockets: TaskSockets | None = None
-        self._task_path = ""
+        self._ports = HostPorts(config, callbacks.on_stderr, is_head=self.is_head)
         self._head_pid = 0  # of the process to whose coordinator there is, or was, a connection
         self._head_path = ""  # where that was
         self._retry_s = _FIRST_RETRY_S
@@ -104,47 +97,17 @@ class JobChannel:
         Raises:
             SaferunError: one cannot be had.
         """
-        task, rendezvous = self._config.hosts.task, self._config.rendezvous
-        if task is not None:
-            self._task_sockets = TaskSockets(task.key)
-        if not self.is_head:
-            return
-        if rendezvous.backend == "static" and self._config.hosts.node_rank == 0:
-            self._listeners["store"] = hold_first(
-                rendezvous.ports or (rendezvous.master_port or 0,), rendezvous.port_source
-            )
-        elif rendezvous.backend != "static":
-            self._listeners["store"] = hold_port(None)
-            self._bind_endpoint()
-        elif self._config.moves_leader:
-            self._listeners["store"] = self._hold_spare_port(rendezvous.ports or (rendezvous.master_port or 0,))
-        self._listeners["control"] = self._hold_control_port(rendezvous.control)
-        if self._task_sockets is not None:
-            self._listeners["tasks"], self._task_path = self._task_sockets.listen()
-            for line in self._task_sockets.squatted:
-                self._on_stderr(f"saferun: {printable(line)}\n".encode(errors="backslashreplace"))
-        if "store" in self._listeners:
-            self.port = self._listeners["store"].getsockname()[1]
-        self.control_port = self._listeners["control"].getsockname()[1]
+        self._ports.bind(is_endpoint_here=self._endpoint.is_here)
 
-    def _hold_spare_port(self, ports: Sequence[int]) -> Socket:
-        """For the ranks' store, should this host lead one day: the same number as elsewhere, if that is free here."""
-        try:
-            return hold_first(ports, self._config.rendezvous.port_source)
-        except SaferunError:
-            return hold_port(None)
+    @property
+    def port(self) -> int:
+        """The port of the ranks' store; 0: there is none here."""
+        return self._ports.store
 
-    def _hold_control_port(self, wanted: str) -> Socket:
-        """The port for the job's own messages, which others look for where the first host is; elsewhere any will do."""
-        is_another = self._config.rendezvous.backend == "static" and (self._config.hosts.node_rank or 0) > 0
-        if not wanted.isdigit() or is_another:
-            return hold_port(None)  # several of them on one machine leave it to the first
-        try:
-            return hold_port(int(wanted))
-        except SaferunError as error:
-            if self._config.hosts.node_rank == 0:
-                raise SaferunError(error.what, "stop that process, or pass another --control-port") from None
-            return hold_port(None)
+    @property
+    def control_port(self) -> int:
+        """The port of liveness probes."""
+        return self._ports.control
 
     def find_endpoint(self, on_found: Callable[[], None]) -> None:
         """Find out whether the endpoint of torch's rendezvous is this host; ``bind`` may be called after that.
@@ -165,26 +128,14 @@ class JobChannel:
 
     def _on_late_name(self) -> None:
         if not self._is_closed:
-            self._bind_endpoint()
+            if self._endpoint.is_here:
+                self._ports.bind_endpoint()
             if self._is_wanted:
                 self.open()
 
     def _on_name_given_up(self, message: JsonObject) -> None:
         self.client.unanswered = None
         self._on_message(message)
-
-    def _bind_endpoint(self) -> None:
-        """Serve torch's rendezvous store if the endpoint is this host, and no other process of the job does so here."""
-        rendezvous = self._config.rendezvous
-        if rendezvous.backend != "c10d" or not self._endpoint.is_here:
-            return
-        try:
-            port = rendezvous.address[1] if rendezvous.address is not None else None
-            self._listeners["endpoint"] = hold_port(port, source=rendezvous.port_source)
-        except SaferunError:
-            if dict(rendezvous.conf).get("is_host"):
-                raise
-            # Perhaps another saferun of this job on this host was quicker; whoever it is, the meeting finds out.
 
     def send(self, message: JsonObject) -> None:
         """Send a message; before there is a channel it is kept."""
@@ -202,15 +153,14 @@ class JobChannel:
             return
         if self.is_head:
             self._stop_answering()
-            self.client.start({name: listener.fileno() for name, listener in self._listeners.items()})
+            self.client.start(self._ports.fds)
         else:
             self.tick(time.monotonic())
 
     def answer_end(self) -> None:
         """Let whoever asks know how the coordinator of this host has ended, until there is another one."""
         if self.is_head and self._end_answers is None:
-            ports = [self._listeners[name] for name in ("store", "control") if name in self._listeners]
-            self._end_answers = EndAnswers(ports, self.client.ended_by, self._poller)
+            self._end_answers = EndAnswers(self._ports.known_to_others, self.client.ended_by, self._poller)
 
     def _stop_answering(self) -> None:
         answers, self._end_answers = self._end_answers, None
@@ -229,7 +179,7 @@ class JobChannel:
         if self.is_head or self.client.is_open or self._is_closed:
             self._retry_at = None
             return
-        if self._task_sockets is not None and self._connect(self._task_sockets.paths()):
+        if self._ports.task_sockets is not None and self._connect(self._ports.task_sockets.paths()):
             self._retry_at = None
         elif has_ended(self._head_pid):
             self._retry_at = None
@@ -276,13 +226,10 @@ class JobChannel:
         self._is_closed = True
         self._retry_at = None
         self._endpoint.close()
-        if "tasks" in self._listeners and self._task_sockets is not None:
-            # Who comes while the coordinator waits for other hosts belongs to the next launch of this step.
-            self._task_sockets.refuse(self._listeners["tasks"], self._task_path)
+        # Who comes while the coordinator waits for other hosts belongs to the next launch of this step.
+        self._ports.refuse_tasks()
         self.client.close(_GOODBYE_S)
         if self._torch_process is not None:
             self._torch_process.close()
         self._stop_answering()
-        for listener in self._listeners.values():
-            listener.close()
-        self._listeners.clear()
+        self._ports.close()

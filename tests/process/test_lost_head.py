@@ -180,7 +180,7 @@ def test_who_says_goodbye_is_not_taken_for_the_head_of_the_next_launch(
     poller = Poller()
     head = JobChannel(config, {}, poller, callbacks, on_message=lambda _: None, on_lost=lambda *_: None)
     head.bind()
-    inherited = os.dup(head._listeners["tasks"].fileno())
+    inherited = os.dup(head._ports.fds["tasks"])
     came: list[bool] = []
 
     def goodbye(_seconds: float) -> None:
