@@ -82,15 +82,13 @@ def _can_be_opened(path: str) -> bool:
 
 
 def _search_path(values: SimpleNamespace, environ: Mapping[str, str]) -> str | None:
-    """The PATH of the ranks; None: it differs by rank."""
-    path = environ.get("PATH", os.defpath)
+    """The PATH of the ranks; None: it is not known here, or differs by rank."""
+    own = path = environ.get("PATH", os.defpath)
     for text in values.env:
-        name, _, value = text.partition("=")
-        if name == "PATH" and text != name:
-            path = value
-            if "{" in value:
-                return None
-    return path
+        name, equals, value = text.partition("=")
+        if name == "PATH":
+            path = value if equals else own
+    return None if "PATH" in values.unset or (path is not own and "{" in path) else path
 
 
 def _check_program(program: str, path: str | None) -> None:

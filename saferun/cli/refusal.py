@@ -24,8 +24,8 @@ def give_up(error: SaferunError, memberships: Sequence[JobMembership], environ: 
 
     reason, error = error, with_host(error)
     print_error(error)
-    _write_error_file(error, environ)
     withdraw(several[-1], reason, environ)
+    _write_error_file(error, environ)
 
 
 def _write_error_file(error: SaferunError, environ: Mapping[str, str]) -> None:

@@ -58,7 +58,7 @@ PURPOSES: Final[dict[str, str]] = {
     "NCCL_IGNORE_CPU_AFFINITY": "1: NCCL takes the CPUs near the GPU, whatever the process is bound to",
     "RCCL_MSCCL_ENABLE": "whether RCCL uses MSCCL's algorithms",
     # torch.distributed
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "what torch does after an error of NCCL: 0 nothing, 1 to 3 abort the rank",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "after an error of NCCL torch aborts: 1, 3 the rank, 2 its communicators",
     "TORCH_NCCL_BLOCKING_WAIT": "1: wait() blocks the CPU until the collective has ended or timed out",
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "after how long without a heartbeat of its watchdog torch aborts the rank",
     "TORCH_NCCL_ENABLE_MONITORING": "whether torch watches its own NCCL watchdog",

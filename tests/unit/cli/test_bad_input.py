@@ -459,3 +459,6 @@ def test_a_program_is_looked_for_where_the_ranks_look_for_it(path: str, tmp_path
         read_config(["--env", "PATH=/nowhere", "--no-python", "tool"], {"PATH": str(tool.parent)})
     with pytest.raises(UsageError, match="tool is not a program"):
         read_config(["--env", "PYTHONPATH=/nowhere", "--no-python", "tool"], ENVIRON)
+    here = {"PATH": str(tool.parent)}
+    for options in (["--env", "PATH=/nowhere", "--env", "PATH"], ["--env", "PATH=/nowhere", "--unset", "PATH"]):
+        assert read_config([*options, "--no-python", "tool"], here).command.argv == ("tool",)
