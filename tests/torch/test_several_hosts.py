@@ -16,6 +16,7 @@ from tests.ports import own_port
 from tests.process.launching import END_AS_TOLD, STAY, Job, customized, in_saferun, kill, until
 from tests.process.test_leftovers_wait import UPLOADING
 from tests.torch.several import hosts
+from tests.unit.recorded_launchers import PLAIN, slurm_step
 
 TELL_PLACE = """
 from rank import *
@@ -384,6 +385,20 @@ def test_one_task_a_rank_looks_like_one_saferun_to_the_ranks(tmp_path: Path) -> 
         assert places(jobs) == [(str(i), str(i), str(i), "0", "3", "3", "3", "1", "default", "0") for i in range(3)]
         (host,) = (path for path in shared.iterdir() if path.is_dir())
         assert sorted(path.name for path in (host / "attempt_0").glob("rank_*")) == ["rank_0", "rank_1", "rank_2"]
+
+
+def test_one_task_a_rank_on_one_host_with_c10d(tmp_path: Path) -> None:
+    """The tasks of a Slurm step meet on their host whatever the rendezvous; node ranks are no question there."""
+    given = ("--scheduler", "slurm", "--rdzv-backend", "c10d", "--run-dir", str(tmp_path / "shared"))
+    job = str(own_port())  # the ports of a step follow from its job's number
+
+    def task(i: int) -> dict[str, str]:
+        step = slurm_step(0, i, i, nodes="node1", hosts=1, tasks=2, tasks_by_host="2", gtids="0,1")
+        return {**{name: value for name, value in step.items() if name not in PLAIN}, "SLURM_JOB_ID": job}
+
+    with hosts(tmp_path, TELL_PLACE, *given, place=False, nproc=None, environs=task) as jobs:
+        assert [job.wait() for job in jobs] == [0, 0], [job.err for job in jobs]
+        assert places(jobs) == [(str(i), str(i), str(i), "0", "2", "2", "2", "1", "default", "0") for i in range(2)]
 
 
 @pytest.mark.slow

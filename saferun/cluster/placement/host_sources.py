@@ -64,13 +64,17 @@ def agree(
     names = sources.listed or (allocation.names if allocation is not None else ())
     rendezvous = several(values, settings, environ, Known(most + spares, names, allocation, least))
     rendezvous = rendezvous._replace(control=control_port(values, rendezvous.ports))
+    if rendezvous.backend != "static":
+        node_rank = None
+    elif most + spares == 1:
+        node_rank = 0  # whatever the backend that was asked for: the tasks of one host meet there
     start_s, connect_s = wait_limits(rendezvous.backend, read_conf(values.rdzv_conf))
     hosts = base._replace(
         start_timeout_s=base.start_timeout_s if start_s is None else start_s,
         connect_timeout_s=connect_s,
         least=least,
         most=most,
-        node_rank=node_rank if rendezvous.backend == "static" else None,
+        node_rank=node_rank,
         names=names,
         task=_task(allocation),
         detected=allocation.source if allocation is not None else "",

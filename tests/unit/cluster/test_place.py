@@ -413,6 +413,17 @@ def test_several_tasks_on_one_host() -> None:
 
 
 @pytest.mark.parametrize(
+    "given", [("c10d",), ("c10d", "--node-rank", "3"), ("etcd-v2", "--rdzv-endpoint", "node9:2379")]
+)
+def test_several_tasks_on_one_host_with_a_rendezvous_that_numbers_hosts(given: tuple[str, ...]) -> None:
+    """They meet on the host as with a static one, and the host has node rank 0: without one it would be refused."""
+    config = config_of("--scheduler", "slurm", "--rdzv-backend", *given, environ=EIGHT_ON_A_HOST)
+    assert place(config) == (1, 1, 0)
+    assert config.hosts.task == TaskConfig(5, 8, "slurm-4711-0-0")
+    assert (config.rendezvous.backend, len(config.rendezvous.ports)) == ("static", 8)
+
+
+@pytest.mark.parametrize(
     "environ", [SLURM_BATCH_SCRIPT, SLURM_INTERACTIVE_STEP, ALONE_IN_A_STEP], ids=["sbatch", "salloc", "one"]
 )
 def test_a_process_that_is_alone_is_a_plain_launch(environ: Mapping[str, str]) -> None:
