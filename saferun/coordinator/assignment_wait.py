@@ -18,11 +18,11 @@ from saferun.coordinator.assignments import (
     encode_host_record,
 )
 from saferun.coordinator.failure_messages import LONGEST_MESSAGE, publish_failure, read_failure
+from saferun.coordinator.gone_hosts import is_gone
 from saferun.coordinator.host_record_collection import (
     MOVED,
     RECHECK_S,
     MovedError,
-    is_gone,
     left_error,
     missing_error,
 )

@@ -16,7 +16,7 @@ from saferun.cluster.join_messages import ProbeTarget
 from saferun.cluster.messages import MOST_HOSTS, MOST_TASKS
 from saferun.model import Value
 from saferun.text.decoding import MALFORMED, display_text, loads, number, text
-from saferun.text.typed_json import fit, number_of, text_of
+from saferun.text.typed_json import fit, number_of, seconds_of, text_of
 from saferun.text.wording import count_text
 
 Task = TypeVar("Task")
@@ -32,10 +32,11 @@ _HIGHEST_PORT = 65535
 _LARGEST = 1 << 40
 # All hosts adopt the highest one.
 _MOST_ATTEMPTS = 1 << 20
+_LONGEST_SILENCE_S = 366 * 86400.0  # --host-timeout is less
 MOST_SUCCESSORS = 8
 # Fields that a saferun of another state does not write: hosts may differ by an update, and a host, or a coordinator, of
 # a job that runs when it is updated is started again.
-_NEWER = frozenset({"has_met", "has_begun", "successor_addr", "serves_rendezvous"})
+_NEWER = frozenset({"has_met", "has_begun", "successor_addr", "serves_rendezvous", "probe_after_s"})
 LONGEST_RECORD_BYTES = 1 << 20
 # What a host found out about itself, and how it can be probed; both are read by others than these.
 _LONGEST_INFO = 64 << 10
@@ -157,6 +158,8 @@ class HostAssignment(Value):
     numbers follow those of the ``hosts``. ``successors``: the first of them; ``order``, for these alone: the node
     ranks that all hosts were started with, in order of their numbers. ``has_begun``: whether some host has met others
     before; the attempt's number does not say so, since each host counts starts of its own that have failed.
+    ``probe_after_s``: for how long the leader lets a host be silent, which may have another ``--host-timeout`` than
+    this one; 0: it does not say.
     """
 
     attempt: Attempt
@@ -176,6 +179,7 @@ class HostAssignment(Value):
     successors: Annotated[tuple[Successor, ...], _successors] = ()
     order: Annotated[tuple[int, ...], _seats] = ()
     has_begun: bool = False
+    probe_after_s: Annotated[float, seconds_of(_LONGEST_SILENCE_S)] = 0.0
 
     @property
     def is_spare(self) -> bool:
@@ -193,7 +197,9 @@ class HostAssignment(Value):
         return sum(task.nproc for task in self.tasks)
 
 
-def assign(records: Sequence[HostRecord], spares: int = 0, order: Sequence[int] = ()) -> list[HostAssignment]:
+def assign(
+    records: Sequence[HostRecord], spares: int = 0, order: Sequence[int] = (), *, probe_after_s: float = 0.0
+) -> list[HostAssignment]:
     """The assignments of all hosts, by torchrun's rules.
 
     Ranks are contiguous by host number, and by task within a host; ranks within a role are counted in the same order.
@@ -203,6 +209,7 @@ def assign(records: Sequence[HostRecord], spares: int = 0, order: Sequence[int] 
         records: of all hosts, in order of host number.
         spares: how many of them, the last ones, get no ranks.
         order: with which node ranks they were started.
+        probe_after_s: for how long the leader lets a host be silent; 0: the hosts are not to know.
     """
     hosts = len(records) - spares
     successors = tuple(Successor(one.name, one.addresses, one.port) for one in records[hosts:][:MOST_SUCCESSORS])
@@ -250,6 +257,7 @@ def assign(records: Sequence[HostRecord], spares: int = 0, order: Sequence[int] 
                 successors=successors,
                 order=tuple(order) if 0 <= host - hosts < MOST_SUCCESSORS else (),
                 has_begun=has_begun,
+                probe_after_s=probe_after_s,
             )
         )
     return assignments

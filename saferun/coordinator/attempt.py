@@ -26,6 +26,8 @@ from saferun.coordinator.tasks import TaskConnection, Tasks
 from saferun.model import RANKS_DONE, RANKS_RUN
 
 _BEATS_PER_TIMEOUT = 6
+# However short a time the leader lets hosts be silent.
+_LEAST_INTERVAL_S = 0.05
 _ACKS_S = 10.0
 # A host that is lost does not say that it has read the leader's last entry.
 _READ_S = 3.0
@@ -96,7 +98,7 @@ class CoordinatorAttempt:
         self._entries: list[dict[str, Any]] | None = [] if is_resumed else None  # for tasks that rejoin
         self.log = JobLog(self._channel, self.prefix, assignment.host, self._on_entry, is_resumed=is_resumed)
         pids = {task: record.pid for task, record in enumerate(own.tasks) if record.pid > 0}
-        interval_s = rdzv.request.probe_after_s / _BEATS_PER_TIMEOUT
+        interval_s = heartbeat_interval_s(rdzv.request.probe_after_s, assignment.probe_after_s)
         self._heartbeats = Heartbeats(
             self._channel, self.prefix, assignment.host, interval_s, pids, is_resumed=is_resumed
         )
@@ -405,6 +407,17 @@ class CoordinatorAttempt:
         except StoreBrokenError:
             pass
         self._channel.close()
+
+
+def heartbeat_interval_s(own_s: float, leaders_s: float) -> float:
+    """How often a host sends a heartbeat.
+
+    Args:
+        own_s: for how long this host lets the store answer nothing: what a heartbeat gets is an answer.
+        leaders_s: for how long the leader lets this host be silent; 0: it does not say.
+    """
+    interval_s = own_s / _BEATS_PER_TIMEOUT
+    return min(interval_s, max(leaders_s / _BEATS_PER_TIMEOUT, _LEAST_INTERVAL_S)) if leaders_s else interval_s
 
 
 def _with_entry(

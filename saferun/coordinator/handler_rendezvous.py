@@ -403,7 +403,7 @@ class HandlerRendezvous:
             collection.move()
             collection = collection_of(client, "r0/", hosts, can_probe=False)
             records = collection.collect(rdzv, own)
-        assignment = collection.publish_assignments(records)
+        assignment = collection.publish_assignments(records, probe_after_s=rdzv.request.probe_after_s)
         prefix = attempt_prefix(assignment.attempt)
         return RendezvousResult(assignment, client, job, prefix, records, address.master_addr, address.ranks_port)
 

@@ -9,13 +9,10 @@ reads its own assignment only, so that what the leader sends grows with the numb
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from saferun.cluster.silence import GONE, UNREACHABLE
 from saferun.coordinator.assignments import (
     MOST_RANKS,
     HostAssignment,
@@ -25,9 +22,8 @@ from saferun.coordinator.assignments import (
     disagreement,
     missing_text,
 )
-from saferun.coordinator.dial import addresses_elsewhere
 from saferun.coordinator.failure_messages import LONGEST_MESSAGE, failure_text, publish_failure, read_failure
-from saferun.coordinator.liveness_probe import probe_host
+from saferun.coordinator.gone_hosts import gone_of
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
 from saferun.coordinator.secrecy import MISMATCH_HINT, SecretMismatch
 from saferun.coordinator.secret_agreement import SecretAgreement
@@ -41,9 +37,6 @@ _STALE_RECORD_S = 2.0
 _READ_TIMEOUT_S = 3.0
 # The same of hosts that have left, of which some may have come again.
 _READ_AGAIN_TIMEOUT_S = 0.5
-# So many hosts that came early are probed at once, and for so long: one that does not answer at all takes 9.5 s.
-_MOST_PROBED = 128
-_PROBE_S = 10.0
 # How long the first host stays to tell those who have yet to come why no host gets an assignment.
 _LATE_S = 3.0
 _LATE_PAUSE_S = 0.05
@@ -246,7 +239,7 @@ class HostRecordCollection:
         if not stale:
             return []
         records = {seat: decode_host_record(self._client.find(self._key(seat)) or b"") for seat in stale}
-        gone = _gone_of({seat: record for seat, record in records.items() if record is not None}, own)
+        gone = gone_of({seat: record for seat, record in records.items() if record is not None}, own)
         for seat in gone:
             self._client.delete(self._key(seat))
             del self._seen_at[seat]
@@ -291,7 +284,13 @@ class HostRecordCollection:
                 time.sleep(0.02)
 
     def publish_assignments(
-        self, records: Sequence[HostRecord], seats: Sequence[int] | None = None, spares: int = 0, own_seat: int = 0
+        self,
+        records: Sequence[HostRecord],
+        seats: Sequence[int] | None = None,
+        spares: int = 0,
+        own_seat: int = 0,
+        *,
+        probe_after_s: float = 0.0,
     ) -> HostAssignment:
         """Give every host its assignment, and return the leader's own.
 
@@ -300,9 +299,10 @@ class HostRecordCollection:
             seats: where the others look for their assignments, in the same order; None: as they were collected.
             spares: how many of them, the last ones, get no ranks.
             own_seat: the one of this host.
+            probe_after_s: for how long this host lets the others be silent.
         """
         order = (own_seat, *seats) if seats is not None else ()
-        assignments = assign(records, spares, order)
+        assignments = assign(records, spares, order, probe_after_s=probe_after_s)
         prefix = attempt_prefix(assignments[0].attempt)
         for assignment in assignments[1:]:
             # The monitor reads those of many hosts in one go, which would wait for keys that are not there.
@@ -446,50 +446,3 @@ def left_error(name: str, rdzv: RendezvousRound) -> JoinFailedError:
     """This host, of that name, leaves before the others have their assignments."""
     what, hint = f"{name} left while the hosts of the job met", f"see the output of saferun on {name}"
     return JoinFailedError(what, hint, kind=rdzv.failure_kind, end=rdzv.end)
-
-
-def _gone_of(records: Mapping[int, HostRecord], own: HostRecord) -> list[int]:
-    """The hosts of these records that have certainly ended, as far as that can be found out in time."""
-    waiting = deque(records.items())
-    gone: list[int] = []
-
-    def probe() -> None:
-        while time.monotonic() < give_up_at:
-            try:
-                host, record = waiting.popleft()
-            except IndexError:
-                return
-            with suppress(Exception):
-                if is_gone(record, own):
-                    gone.append(host)
-
-    give_up_at = time.monotonic() + _PROBE_S
-    threads: list[threading.Thread] = []
-    with suppress(RuntimeError):  # no more threads can be started: those that there are probe the others
-        for _ in range(min(len(waiting), _MOST_PROBED)):
-            thread = threading.Thread(target=probe, daemon=True)
-            thread.start()
-            threads.append(thread)
-    for thread in threads:
-        thread.join(max(0.0, give_up_at - time.monotonic()))
-    return list(gone)
-
-
-def is_gone(record: HostRecord, own: HostRecord) -> bool:
-    """Whether the process that wrote a record has certainly ended.
-
-    So it has if it belonged to the supervisor of this one, or to a host of the same name that nothing leads to any
-    more: a pod that was made again.
-    """
-    is_namesake = record.name == own.name
-    if is_namesake and _supervisors(record) and _supervisors(record) == _supervisors(own):
-        return True
-    addresses = addresses_elsewhere(record.addresses, own.addresses) or list(record.addresses)
-    why = probe_host(record.name, addresses, record.port, address=None, is_answer_enough=True).why
-    return why == GONE or (is_namesake and why == UNREACHABLE)
-
-
-def _supervisors(record: HostRecord) -> tuple[object, ...]:
-    """What the processes of one supervisor have in common; empty: unknown."""
-    pids = [task.pid for task in record.tasks if task.pid > 0]
-    return (pids, record.port, record.addresses) if pids and record.port and record.addresses else ()

@@ -256,7 +256,8 @@ class StaticRendezvous:
         if self._spare_rounds is not None:
             records, seats, spares = self._spare_rounds.arrange(rdzv, collection, records)
             replacements = self._spare_rounds.replacements
-        assignment = answering.publish_assignments(records, seats, spares, rdzv.request.node_rank or 0)
+        seat, probe_after_s = rdzv.request.node_rank or 0, rdzv.request.probe_after_s
+        assignment = answering.publish_assignments(records, seats, spares, seat, probe_after_s=probe_after_s)
         self._forget_earlier(rdzv)
         prefix = attempt_prefix(assignment.attempt)
         result = RendezvousResult(

@@ -147,6 +147,21 @@ def test_a_healthy_host_is_not_lost() -> None:
         assert not [message for host in job for message in host.read_all() if message["op"] in {"lost", "store_lost"}]
 
 
+@pytest.mark.parametrize("which", slow_but(["leader", "other"], "leader"))
+def test_a_healthy_host_is_not_lost_where_hosts_have_different_timeouts(which: str) -> None:
+    """Each host beats often enough for the leader's limit and, to notice a store that does not answer, for its own."""
+    with hosts("node1", "node2") as job:
+        master = ["127.0.0.1", [port_of(job[0].ranks)]]
+        limits = (0.6, 600.0) if which == "leader" else (600.0, 0.6)
+        for rank, (host, limit_s) in enumerate(zip(job, limits, strict=True)):
+            host.join(node_rank=rank, most=2, master=master, probe_after_s=limit_s)
+        for host in job:
+            host.expect("joined")
+        before = count_operations(job[1])
+        until(lambda: count_operations(job[1]) > before + 40, "forty beats", timeout_s=60.0)
+        assert {message["op"] for host in job for message in host.read_all()} <= {"states", "resumable", "clock"}
+
+
 def test_the_leaders_end_is_noticed_at_once() -> None:
     """A broken connection needs no time-out."""
     with hosts("node1", "node2", "node3") as job:

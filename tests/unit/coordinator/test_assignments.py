@@ -104,6 +104,18 @@ def test_records_and_places_survive_the_way(records: list[HostRecord]) -> None:
         assert decode_assignment(encode_assignment(assignment)) == assignment
 
 
+def test_a_leader_of_another_state_does_not_say_how_long_hosts_may_be_silent() -> None:
+    """Each host goes by its own limit then, as the hosts of such a job do."""
+    records = [HostRecord(name, (TaskRecord(1, "default", 7),)) for name in ("node1", "node2")]
+    mine = assign(records, probe_after_s=24.0)[1]
+    assert mine.probe_after_s == 24.0
+    fields = json.loads(encode_assignment(mine))
+    del fields["probe_after_s"]
+    assert decode_assignment(json.dumps(fields)) == mine._replace(probe_after_s=0.0)
+    for wrong in (-1, 1e12, "24", None, True):
+        assert decode_assignment(json.dumps({**fields, "probe_after_s": wrong})) is None
+
+
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -151,7 +163,7 @@ def test_a_malformed_place_is_none(records: list[HostRecord], data: st.DataObjec
     found = decode_assignment(json.dumps({**fields, field: data.draw(JSON)}))
     assert found is None or found.host < found.hosts
     rest = decode_assignment(json.dumps({key: fields[key] for key in fields if key != field}))
-    assert (rest is None) == (field != "has_begun")  # which a saferun of another state may not know
+    assert (rest is None) == (field not in {"has_begun", "probe_after_s"})  # a saferun of another state may lack them
 
 
 def test_hosts_of_another_state_of_saferun_are_understood() -> None:

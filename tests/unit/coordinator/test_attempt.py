@@ -10,9 +10,18 @@ import pytest
 
 from saferun.coordinator import attempt
 from saferun.coordinator.assignments import HostRecord, TaskRecord
-from saferun.coordinator.attempt import CoordinatorAttempt
+from saferun.coordinator.attempt import CoordinatorAttempt, heartbeat_interval_s
 from saferun.coordinator.job_log import ANSWERS, QUESTIONS
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+
+ASSIGNMENT: dict[str, Any] = {
+    "attempt": 0,
+    "leader_name": "node1",
+    "leader_addresses": ("10.0.0.1",),
+    "members": 2,
+    "chunk_limit_bytes": 1,
+    "probe_after_s": 24.0,
+}
 
 
 class Client:
@@ -62,9 +71,7 @@ def test_a_leader_that_cannot_connect_to_its_own_store_tries_again(
     for name in ("ChunkReader", "HeartbeatMonitor", "ClockServer"):
         monkeypatch.setattr(attempt, name, type(name, (Part,), {}))
     monkeypatch.setattr(attempt, "threading", SimpleNamespace(Thread=Thread, Lock=threading.Lock))
-    assignment = SimpleNamespace(
-        attempt=0, host=0, leader_name="node1", leader_addresses=("10.0.0.1",), members=2, chunk_limit_bytes=1
-    )
+    assignment = SimpleNamespace(**ASSIGNMENT, host=0)
     client = Client(refusals)
     records = [HostRecord(name, (TaskRecord(1, "default", 7),)) for name in ("node1", "node2")]
     result = SimpleNamespace(
@@ -83,14 +90,21 @@ def test_a_leader_that_cannot_connect_to_its_own_store_tries_again(
     assert len(Part.started) == 3
 
 
+@pytest.mark.parametrize(
+    ("leaders_s", "own_s", "interval_s"),
+    [(24.0, 480.0, 4.0), (480.0, 24.0, 4.0), (0.0, 480.0, 80.0), (1e-9, 480.0, 0.05), (1e-9, 0.06, 0.01)],
+)
+def test_a_host_beats_as_often_as_the_leader_and_itself_need(leaders_s: float, own_s: float, interval_s: float) -> None:
+    """The leader may be of another state and not say it. No leader makes a host beat without a pause."""
+    assert heartbeat_interval_s(own_s, leaders_s) == pytest.approx(interval_s)
+
+
 def test_a_coordinator_that_has_replaced_another_keeps_the_newest_question_of_each_kind() -> None:
     """The leader may have asked this host before its tasks are here again, and waits for what they say.
 
     Users ask for as long as the attempt lasts, so what they ask for may not pile up. Answers come again.
     """
-    assignment = SimpleNamespace(
-        attempt=0, host=1, leader_name="node1", leader_addresses=("10.0.0.1",), members=2, chunk_limit_bytes=1
-    )
+    assignment = SimpleNamespace(**ASSIGNMENT, host=1)
     result = SimpleNamespace(assignment=assignment, prefix="a0/", client=Client(0), records=[], job="j")
     rdzv = SimpleNamespace(request=SimpleNamespace(probe_after_s=24.0))
     sent: list[dict[str, Any]] = []

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from saferun.cluster.join_messages import EndNote, JoinRequest
-from saferun.coordinator import assignment_wait, host_record_collection
+from saferun.coordinator import assignment_wait, gone_hosts, host_record_collection
 from saferun.coordinator.assignment_wait import BegunWithout, MissedError, await_assignment, is_for
 from saferun.coordinator.assignments import HostRecord, TaskRecord, decode_assignment, encode_host_record
 from saferun.coordinator.failure_messages import failure_text, read_failure
+from saferun.coordinator.gone_hosts import is_gone
 from saferun.coordinator.host_record_collection import (
     HostRecordCollection,
     forget_round,
-    is_gone,
     missing_error,
 )
 from saferun.coordinator.liveness_probe import SilenceReason
@@ -238,7 +238,7 @@ def test_a_host_that_leaves_while_others_are_awaited_is_replaced() -> None:
 def test_a_host_that_leaves_when_all_have_come_gets_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its record is still there; it is not probed in vain."""
     probed: list[str] = []
-    monkeypatch.setattr(host_record_collection, "is_gone", lambda record, _own: probed.append(record.name))
+    monkeypatch.setattr(gone_hosts, "is_gone", lambda record, _own: probed.append(record.name))
     store, collection = started(1, 2, needed=3)
     leave(store, 3)
     collection._can_probe, collection._seen_at = True, dict.fromkeys([2, 3], -host_record_collection._STALE_RECORD_S)
@@ -276,7 +276,7 @@ def test_a_host_that_leaves_while_others_are_probed_gets_no_ranks(monkeypatch: p
         store.until("r0/missing", "1 of 4 hosts: node rank 2")
         store.put("r0/host/2", encode_host_record(OWN._replace(name="node2")))
 
-    monkeypatch.setattr(host_record_collection, "is_gone", probe)
+    monkeypatch.setattr(gone_hosts, "is_gone", probe)
     monkeypatch.setattr(host_record_collection, "_STALE_RECORD_S", -1.0)
     collection._can_probe = True
     assert collected(collection, timeout_s=30.0) == ["node0", "node1", "node2"]
@@ -407,7 +407,7 @@ def test_the_record_of_a_process_that_has_ended_may_be_replaced(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], why: str, *, gone: bool
 ) -> None:
     """That of another host with the same number may not: one of them is wrong."""
-    monkeypatch.setattr(host_record_collection, "probe_host", lambda *_, **__: SilenceReason(why, "as it was found"))
+    monkeypatch.setattr(gone_hosts, "probe_host", lambda *_, **__: SilenceReason(why, "as it was found"))
     own = OWN._replace(port=4711, addresses=("10.0.0.2",))
     assert is_gone(own._replace(born="another", **changes), own) is gone
 
@@ -464,8 +464,8 @@ def test_of_thousands_of_early_hosts_some_are_probed_at_a_time(monkeypatch: pyte
             raise OSError("out of descriptors")
         return record.name in {"node3", "node39"}
 
-    monkeypatch.setattr(host_record_collection, "is_gone", probe)
-    monkeypatch.setattr(host_record_collection, "_MOST_PROBED", 4)
+    monkeypatch.setattr(gone_hosts, "is_gone", probe)
+    monkeypatch.setattr(gone_hosts, "_MOST_PROBED", 4)
     store, collection = early(40)
     assert sorted(collection._gone(OWN)) == [3, 39]
     assert most[0] <= 4
@@ -475,9 +475,9 @@ def test_of_thousands_of_early_hosts_some_are_probed_at_a_time(monkeypatch: pyte
 
 def test_early_hosts_that_cannot_be_probed_in_time_are_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor are they where no thread can be started."""
-    monkeypatch.setattr(host_record_collection, "_PROBE_S", 0.05)
+    monkeypatch.setattr(gone_hosts, "_PROBE_S", 0.05)
     released = threading.Event()
-    monkeypatch.setattr(host_record_collection, "is_gone", lambda *_: released.wait(30.0))
+    monkeypatch.setattr(gone_hosts, "is_gone", lambda *_: released.wait(30.0))
     _, collection = early(3)
     assert collection._gone(OWN) == []
     released.set()
