@@ -109,7 +109,13 @@ class HostChecks(PartBase):
         self.deadline = self._began_at + (give_up_s or _GIVE_UP_S) + (FULL_S if context.health == "full" else 0.0)
 
     def probe(
-        self, host: int, endpoints: Sequence[tuple[int, str, str]], within_s: float, on_probed: Callable[[str], None]
+        self,
+        host: int,
+        endpoints: Sequence[tuple[int, str, str]],
+        within_s: float,
+        on_probed: Callable[[str], None],
+        *,
+        limit_bytes: int,
     ) -> None:
         """Probe other hosts.
 
@@ -118,6 +124,7 @@ class HostChecks(PartBase):
             endpoints: whom to probe: number, name, and where, encoded.
             within_s: how long it may take.
             on_probed: takes what came of it, encoded; empty: the process is lost.
+            limit_bytes: how long that may be, as in ``encode_probes``.
         """
         if self._helper is None or not self._helper.is_open:
             on_probed("")
@@ -126,7 +133,7 @@ class HostChecks(PartBase):
         self._on_probed = on_probed
         self.deadline = time.monotonic() + within_s + _ANSWER_S
         order = {"op": "probe", "round": self._round, "host": host, "endpoints": list(endpoints), "within_s": within_s}
-        self._helper.send(order)
+        self._helper.send({**order, "limit_bytes": limit_bytes})
 
     def settle(self) -> None:
         """The launch is over: what has been found by now counts."""

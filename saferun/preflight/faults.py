@@ -34,6 +34,7 @@ class KnownLinks(Value):
         uses: what the ranks will use, by host.
         nic: the interface to be suggested instead; empty: none.
         remeasured: whether what is doubtful has been measured again.
+        is_cut: whether hosts have left out links of which most come through.
     """
 
     columns: Mapping[str, Column]
@@ -41,6 +42,7 @@ class KnownLinks(Value):
     uses: Mapping[int, Uses]
     nic: str = ""
     remeasured: bool = True
+    is_cut: bool = False
 
     def is_lasting(self, link: NicLink) -> bool:
         """Whether what does not come through is a fault of the network that lasts, as far as has been measured."""
@@ -256,8 +258,10 @@ def _host_result(
     hint = hint_of(kind, nic, label, _instead(known, nic, others), direction=direction, mtu=mtu)
     message += works
     peers = {other for pair in bad for other in pair} - {host}
-    # NCCL connects neighbours in rings and trees: a few links less may not be missed.
+    # NCCL connects neighbours in rings and trees: a few links less may not be missed. Some may have been left out that
+    # come through.
     is_whole = (bad_in and len(bad_in) == len(incoming)) or (bad_out and len(bad_out) == len(outgoing))
+    is_whole = is_whole and not known.is_cut
     needed = is_whole or any(known.uses[one].by_all_pairs for one in (host, *peers))
     # Of a way on which all fail, one that lasts is enough: a listener that gets no processor is behind the same cable.
     certain = any(

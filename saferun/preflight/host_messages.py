@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain, zip_longest
 from typing import Any
 
 from saferun.preflight.results import SEVERITY, HostInfo, Pairs, Probe, ProbeEndpoint
@@ -26,6 +27,7 @@ __all__ = [
     "encode_endpoint",
     "encode_host_info",
     "encode_probes",
+    "left_out_of",
 ]
 
 INFO_LIMIT_BYTES = 64 << 10
@@ -45,6 +47,7 @@ _HOST_LIMIT = 1 << 20
 
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 _ADDRESS = re.compile(r"[0-9A-Fa-f:.]{2,45}(%[\w.-]{1,32})?")
+_LEFT_OUT = re.compile(r'\{"left_out":([0-9]{1,9})\}\]\Z')
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 KINDS = (
     "ok",
@@ -161,10 +164,66 @@ def decode_endpoint(text: str | bytes) -> ProbeEndpoint | None:
 # -------------------------------------------------------------------------------------------------------------- probes
 
 
-def encode_probes(probes: Sequence[Probe]) -> str:
-    """Probes as JSON."""
-    short = [_bounded_probe(probe) for probe in probes[:_MOST_PROBES]]
-    return json.dumps(short, separators=(",", ":"))
+def encode_probes(probes: Sequence[Probe], limit_bytes: int = PROBES_LIMIT_BYTES) -> str:
+    """Probes of a host as JSON; where not all find room, those that failed and a sample, and how many are left out.
+
+    What was tried of a target is kept or left out as a whole: that one interface fails and another one works belongs
+    together. Targets with a failure take turns with others, so that a host some of whose targets fail is not taken for
+    one that reaches none. Of both kinds the targets are spread evenly, so that each target is tried by as many hosts.
+
+    Args:
+        probes: what came of them, target by target.
+        limit_bytes: how long the text may be where it is a string in another message.
+    """
+    texts = [json.dumps(_bounded_probe(probe), separators=(",", ":")) for probe in probes]
+    text = f"[{','.join(texts)}]"
+    if len(probes) <= _MOST_PROBES and _size_within(text) <= limit_bytes:
+        return text
+    by_target: dict[int, list[int]] = {}
+    for index, probe in enumerate(probes):
+        by_target.setdefault(probe.target, []).append(index)
+    targets = list(by_target.values())
+    failing = [indexes for indexes in targets if any(probes[index].kind != "ok" for index in indexes)]
+    sound = [indexes for indexes in targets if all(probes[index].kind == "ok" for index in indexes)]
+    turns = zip_longest(_spread(failing), _spread(sound), fillvalue=())
+    room_bytes = limit_bytes - _size_within(_with_rest([], len(probes)))
+    kept = _fitting(chain.from_iterable(turns), texts, room_bytes)
+    if not kept:
+        kept = _fitting(([index] for index in chain.from_iterable((*failing, *sound))), texts, room_bytes)
+    return _with_rest([texts[index] for index in sorted(kept)], len(probes) - len(kept))
+
+
+def left_out_of(text: str) -> int:
+    """How many probes a host has left out for want of room of those that ``encode_probes`` was given."""
+    match = _LEFT_OUT.search(text[-32:])
+    return int(match[1]) if match is not None else 0
+
+
+def _with_rest(texts: Sequence[str], left_out: int) -> str:
+    # A saferun of another state that leads takes it for a probe that cannot be read, and ignores it.
+    return f"[{','.join((*texts, json.dumps({'left_out': left_out}, separators=(',', ':'))))}]"
+
+
+def _size_within(text: str) -> int:
+    """How long a text is where it is a string in JSON."""
+    return len(json.dumps(text))
+
+
+def _spread(targets: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    """The same in an order of which the first few, however many, are spread over all of them."""
+    width = max(len(targets) - 1, 0).bit_length()
+    return [targets[at] for at in sorted(range(len(targets)), key=lambda at: f"{at:0{width or 1}b}"[::-1])]
+
+
+def _fitting(groups: Iterable[Sequence[int]], texts: Sequence[str], room_bytes: int) -> list[int]:
+    """The groups of texts, by their indexes, that find room: each that does when it comes to it."""
+    kept: list[int] = []
+    for indexes in groups:
+        size = sum(_size_within(texts[index]) - 1 for index in indexes)  # without its quotes, and with a comma
+        if size <= room_bytes and len(kept) + len(indexes) <= _MOST_PROBES - 1:
+            kept += indexes
+            room_bytes -= size
+    return kept
 
 
 def decode_probes(text: str | bytes, source: int) -> tuple[Probe, ...]:

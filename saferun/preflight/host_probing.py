@@ -71,9 +71,17 @@ class HostProbing:
 
     def _probe_from_here(self, endpoints: Endpoints) -> None:
         if endpoints:
-            self._own.probe(self._job.host, endpoints, _PROBE_S, lambda text: self._probed(text or _LOST))
+            host, limit_bytes = self._job.host, self._limit_bytes
+            self._own.probe(
+                host, endpoints, _PROBE_S, lambda text: self._probed(text or _LOST), limit_bytes=limit_bytes
+            )
         else:
             self._probed("")
+
+    @property
+    def _limit_bytes(self) -> int:
+        """How long the text of what this host found may be: a longer one would not reach the leader."""
+        return self._job.chunk_limit_bytes
 
     def _probed(self, text: str) -> None:
         self._job.share(self._name, text)
@@ -114,6 +122,7 @@ class LeaderProbing(HostProbing):
         self._on_judged = on_judged
         self._began_at = time.monotonic()
         self._probes: list[Probe] = []
+        self._cut: dict[int, int] = {}  # how many probes hosts have left out
         self._missing: dict[int, str] = {}
         self._waits_for_own = False
         self._waits_for_others = False
@@ -144,6 +153,12 @@ class LeaderProbing(HostProbing):
         self._job.collect(self._name, _PROBE_S + _OTHERS_S, on_chunks, hosts=expected)
         self._probe_from_here(endpoints)
 
+    @property
+    def _limit_bytes(self) -> int:
+        from saferun.preflight.host_messages import PROBES_LIMIT_BYTES
+
+        return PROBES_LIMIT_BYTES  # they stay in this process
+
     def _probed(self, text: str) -> None:
         self._waits_for_own = False
         self._take(text, self._job.host)
@@ -163,9 +178,11 @@ class LeaderProbing(HostProbing):
         if text == _LOST:
             self._missing.setdefault(host, "its check process ended")
         elif text:
-            from saferun.preflight.host_messages import decode_probes
+            from saferun.preflight.host_messages import decode_probes, left_out_of
 
             self._probes += decode_probes(text, host)
+            if left_out := left_out_of(text):
+                self._cut[host] = self._cut.get(host, 0) + left_out
 
     def _judge(self) -> None:
         """All that will be known is known: measure again, or be done."""
@@ -177,6 +194,7 @@ class LeaderProbing(HostProbing):
             self.infos,
             self._probes,
             missing=self._missing,
+            cut=self._cut,
             nics=self._nics,
             remeasured=self._round > 1,
             duration_s=self._own.duration_s + time.monotonic() - self._began_at,

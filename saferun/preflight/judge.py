@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from saferun.linux.nic import is_decoy
 from saferun.preflight.best_nic import best_nic, suggested
@@ -33,6 +34,7 @@ def judge(
     nics: tuple[str, ...],
     remeasured: bool,
     duration_s: float,
+    cut: Mapping[int, int] = MappingProxyType({}),
 ) -> Preflight:
     """What is wrong with the hosts of a job and between them, and with which one, over which interface.
 
@@ -46,6 +48,7 @@ def judge(
         remeasured: whether what looked slow, or would end the launch and may pass, has been measured again. If not,
             ``again`` names what is to be, and what looked slow is not reported yet.
         duration_s: from the first check on.
+        cut: hosts that had more probes than find room in a message, and how many they left out.
 
     Returns:
         With ``again`` the rest is what is known so far.
@@ -57,7 +60,7 @@ def judge(
     best = best_nic(columns, infos, sorted({nic for _, nic in slowness.states}))
     if AUTO in nics and best:
         uses = {host: uses_of(info, (best,)) for host, info in infos.items()}
-    known = KnownLinks(columns, infos, uses, best, remeasured)
+    known = KnownLinks(columns, infos, uses, best, remeasured, is_cut=bool(cut))
     faults = fault_results(known)
     blamed = {result.host for result in faults if result.verdict == "fail"}
     described = {host: info for host, info in infos.items() if info.versions or info.nics or info.probed}
@@ -68,6 +71,7 @@ def judge(
         *faults,
         *(slowness.results if remeasured else ()),
         *_missing_results(measured, infos, uses, missing, blamed),
+        *_cut_results(probes, infos, cut),
         *_down_results(described, uses),
         *_decoy_results(described, uses, columns),
         *(loopback_between(infos) if may_be_on_loopback else ()),
@@ -176,6 +180,18 @@ def _missing_results(
         hint = "check whether it is up and not overloaded"
         results.append(CheckResult("links", "warn", message, hint, host=label_of(infos, host)))
     return results
+
+
+def _cut_results(probes: Sequence[Probe], infos: Mapping[int, HostInfo], cut: Mapping[int, int]) -> list[CheckResult]:
+    """What hosts have left out, which came through mostly; of an interface that fails it tells no more."""
+    if not cut:
+        return []
+    left_out = sum(cut.values())
+    message = (
+        f"{left_out} of {left_out + len(probes)} connections that were tried are not judged: what "
+        f"{hosts_text(infos, cut)} found was too much for one message in a job of this size"
+    )
+    return [CheckResult("links", "skipped", message)]
 
 
 def _down_results(infos: Mapping[int, HostInfo], uses: Mapping[int, Uses]) -> list[CheckResult]:

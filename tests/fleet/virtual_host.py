@@ -416,13 +416,17 @@ class FleetHost(Host):
             )
         )
 
-    def _probe(self, own: int, endpoints: Any, _limit_s: float, on_done: Callable[[str], None]) -> None:
+    def _probe(
+        self, own: int, endpoints: Any, _limit_s: float, on_done: Callable[[str], None], *, limit_bytes: int
+    ) -> None:
         found = [
             Probe(own, target, "eth0", f"10.0.0.{target & 255}", latency_s=1e-4, bytes_s=1e9)
             for target, *_ in endpoints
         ]
         self.fleet.simulation.at(
-            self.fleet.simulation.now + _PROBES_S, partial(self._probed, on_done, encode_probes(found)), self
+            self.fleet.simulation.now + _PROBES_S,
+            partial(self._probed, on_done, encode_probes(found, limit_bytes)),
+            self,
         )
 
     def _probed(self, on_done: Callable[[str], None], text: str) -> None:

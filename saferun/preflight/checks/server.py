@@ -135,7 +135,7 @@ class _HostSide:
             if endpoint is not None:
                 targets.append(ProbeTarget(number, label, endpoint))
         deadline = time.monotonic() + float(order["within_s"])
-        return encode_probes(probe_all(order["host"], targets, self._card.nics, deadline))
+        return encode_probes(probe_all(order["host"], targets, self._card.nics, deadline), order["limit_bytes"])
 
     def close(self) -> None:
         """Answer no more."""

@@ -82,6 +82,26 @@ def probes_of(
     return found
 
 
+def probes_from(source: int, hosts: int, nics: Iterable[str], *changes: Change, full: bool) -> list[Probe]:
+    """What one of many hosts measured, all of it alike, then changed."""
+    found = []
+    for target in partners(source, hosts, full=full):
+        for nic in nics:
+            probe: Probe | None = Probe(
+                *(source, target, nic, address_of(target, nic), nic),
+                latency_s=3.41234e-05,
+                bytes_s=1234567890,
+                retransmits=12,
+                segments=34567,
+                clock_s=0.0012,
+            )
+            for change in changes:
+                probe = change(probe) if probe is not None else None
+            if probe is not None:
+                found.append(probe)
+    return found
+
+
 def where(
     *,
     source: int | None = None,

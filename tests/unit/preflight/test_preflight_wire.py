@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.coordinator.assignments import partners
+from saferun.coordinator.assignments import chunk_limit_bytes, partners
 from saferun.linux.nic import Nic
 from saferun.preflight.host_messages import (
     INFO_LIMIT_BYTES,
@@ -18,11 +19,13 @@ from saferun.preflight.host_messages import (
     encode_endpoint,
     encode_host_info,
     encode_probes,
+    left_out_of,
 )
 from saferun.preflight.judge import judge
 from saferun.preflight.results import CheckResult, HostInfo, Probe, ProbeEndpoint
 from saferun.preflight.slowness import again
-from tests.unit.preflight.preflight_samples import infos_of, probes_of
+from saferun.text.typed_json import fit
+from tests.unit.preflight.preflight_samples import infos_of, probes_from, probes_of, where
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.text(max_size=20),
@@ -108,6 +111,69 @@ def test_a_door_arrives_as_it_was() -> None:
 def test_probes_arrive_as_they_were() -> None:
     probes = [p._replace(latency_s=2e-4, bytes_s=1e9, clock_s=0.25) for p in probes_of(4) if p.source == 1]
     assert decode_probes(encode_probes(probes), 1) == tuple(probes)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "tasks", "full"), [(128, 8, True), (256, 1, True), (1024, 8, False), (1100, 1, True)]
+)
+@pytest.mark.parametrize("bad", [0, 1, 40])
+def test_probes_that_find_no_room_are_cut_and_not_lost(hosts: int, tasks: int, full: bool, bad: int) -> None:
+    """A host whose message is too long for the job sends what fails first, and of the rest an even part."""
+    nics = tuple(f"eth{number}" for number in range(9))
+    limit_bytes = chunk_limit_bytes(hosts * tasks) - 256
+    failing = partners(5, hosts, full=full)[-bad:] if bad else ()
+    changes = [where(target=target, nic="eth1", kind="timeout", message="no answer in 2 s") for target in failing]
+    found = probes_from(5, hosts, nics, *changes, full=full)
+    text = encode_probes(found, limit_bytes)
+    assert len(json.dumps(text)) <= limit_bytes
+    kept = decode_probes(text, 5)
+    assert left_out_of(text) == len(found) - len(kept)
+    whole = encode_probes(found[:1000])
+    assert (left_out_of(whole), len(decode_probes(whole, 5))) == (0, min(1000, len(found)))
+    targets = {probe.target for probe in kept}
+    assert all(sum(probe.target == target for probe in kept) == len(nics) for target in targets)
+    sound = len(targets.difference(failing))
+    assert sound or len(failing) == len(partners(5, hosts, full=full))
+    # As many as find room, and neither kind leaves out the other.
+    assert len(targets & {*failing}) >= min(len(failing), len(targets) // 2)
+
+
+def test_what_is_left_out_is_spread_over_all_targets() -> None:
+    """Hosts are numbered by rack: the next ones alone would tell nothing of the way between racks."""
+    found = probes_from(0, 1024, ("eth0",), full=True)
+    targets = [probe.target for probe in decode_probes(encode_probes(found, 8000), 0)]
+    assert 30 < len(targets) < 100
+    gaps = [later - earlier for earlier, later in zip(targets, [*targets[1:], 1024], strict=True)]
+    assert max(gaps) <= 4 * min(gaps)
+
+
+def test_one_target_that_finds_no_room_is_cut_too() -> None:
+    """Of many interfaces, each with a long message: something is better than silence."""
+    found = [Probe(0, 1, f"eth{i}", f"10.0.{i}.1", kind="broken", message="x" * 600) for i in range(64)]
+    text = encode_probes(found, 2000)
+    kept = decode_probes(text, 0)
+    assert len(json.dumps(text)) <= 2000
+    assert [probe.nic for probe in kept] == ["eth0", "eth1"]
+    assert left_out_of(text) == 62
+    assert left_out_of(encode_probes(found, 100)) == 64
+
+
+def test_a_leader_that_knows_of_no_cut_reads_the_probes_all_the_same() -> None:
+    """How many are left out looks like a probe that cannot be read."""
+    found = [Probe(0, target, "eth0", "10.0.0.1") for target in range(1, 50)]
+    items = json.loads(encode_probes(found, 1500))
+    for item in items[:-1]:
+        fit(Probe, item)
+    with pytest.raises(TypeError):
+        fit(Probe, items[-1])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '[{"left_out":-1}]', '[{"left_out":9999999999}]', '{"left_out":1}', "\u0661}]"]
+)
+def test_what_names_no_number_has_left_out_nothing(text: str) -> None:
+    """Any host may write anything."""
+    assert left_out_of(text) == 0
 
 
 def test_a_host_speaks_for_itself_only() -> None:
