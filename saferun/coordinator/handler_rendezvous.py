@@ -283,6 +283,13 @@ class HandlerRendezvous:
     def _explain(self, rdzv: RendezvousRound, error: BaseException, waiting: Waiting) -> JoinFailedError:
         where = f"the rendezvous {rdzv.run_id!r}" + (f" at {rdzv.request.endpoint}" if rdzv.request.endpoint else "")
         kind = type(error).__name__
+        if kind == "RendezvousConnectionError" and self._arrivals is not None and self._arrivals.store_answers():
+            # Another handler would be another host to torch, which still counts this one in.
+            return JoinFailedError(
+                f"this host's connection to {where} broke ({_message_of(error)}), though its store answers",
+                "start saferun on this host again while the others wait there (--start-timeout), and see what ends"
+                " connections to that port: a firewall, a proxy",
+            )
         here = list(dict.fromkeys([*waiting.names, rdzv.name]))
         # Whoever gives up first closes the rendezvous for all, and may take its store along.
         is_given_up = (waiting.is_all and 1 < len(here) < rdzv.least) or rdzv.remaining_s < _BEFORE_THE_END_S

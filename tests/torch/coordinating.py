@@ -328,6 +328,12 @@ def connections_to(pid: int, port: int) -> Iterator[socket.socket]:
         os.close(pidfd)
 
 
+def cut_connections(pid: int, port: int) -> None:
+    """Shut down all connections of a process to a port, from outside."""
+    for connection in connections_to(pid, port):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 def silence(connection: socket.socket) -> None:
     """Let nothing arrive on a connection any more, as behind a firewall that has forgotten it."""
     drop_all = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))  # BPF_RET, 0 bytes

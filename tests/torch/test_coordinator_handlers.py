@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from saferun.coordinator import torch_store
-from tests.torch.coordinating import DECISION, TROUBLE, Host, listening, port_of, until
+from tests.torch.coordinating import DECISION, TROUBLE, Host, cut_connections, listening, port_of, until
 
 # What torch waits for more hosts once there are enough; its own default is 30 s.
 LAST_CALL_S = 1
@@ -179,6 +179,23 @@ def test_missing_hosts_of_a_c10d_rendezvous_are_named() -> None:
         failed = second.expect("join_failed")
         assert "did not come to the rendezvous 'job8'" in failed["what"]
         assert "1 of 2 hosts: node1" in failed["what"]
+
+
+def test_a_connection_that_breaks_while_the_store_is_there_is_not_taken_for_its_end() -> None:
+    """A firewall or a proxy has reset it: the others wait on, and this host may come again."""
+    with c10d_job("node1", "node2", "node3") as ((first, second, _), fields):
+        fields["endpoint"] = f"127.0.0.1:{fields['address'][1]}"
+        for host in (first, second):
+            host.join(**fields)
+        while "at least 2 of 3" not in (text := second.expect("waiting")["text"]) and "1 of 3" not in text:
+            pass
+        where = f"the rendezvous 'job7' at {fields['endpoint']}"
+        cut_connections(second.process.pid, fields["address"][1])
+        failed = second.expect("join_failed")
+        what = rf"this host's connection to {re.escape(where)} broke \(DistNetworkError: .*\), though its store answers"
+        assert re.fullmatch(what, failed["what"], re.DOTALL), failed
+        assert failed["hint"].startswith("start saferun on this host again while the others wait there")
+        assert "join_failed" not in {message["op"] for message in first.read_all()}
 
 
 def test_an_elastic_job_takes_in_a_host_and_lets_one_go() -> None:

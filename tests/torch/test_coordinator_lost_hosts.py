@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +16,8 @@ from tests.breadth import slow_but
 from tests.torch.coordinating import (
     DECISION,
     TROUBLE,
-    connections_to,
     count_operations,
+    cut_connections,
     hosts,
     join_all,
     port_of,
@@ -211,12 +210,6 @@ def test_a_connection_that_something_between_has_cut_is_made_anew() -> None:
         job[1].send("append", attempt=0, message=TROUBLE)
         assert job[0].expect("entry", k=1)["message"]["kind"] == "abort"
         assert not [message for message in job[1].read_all() if message["op"] == "store_lost"]
-
-
-def cut_connections(pid: int, port: int) -> None:
-    """Shut down all connections of a process to a port, from outside."""
-    for connection in connections_to(pid, port):
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 def test_the_leader_can_have_a_host_knocked_at() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from saferun.cluster.join_messages import JoinRequest
 from saferun.coordinator import control_search, handler_rendezvous, rendezvous_round, torch_handler
+from saferun.coordinator.arrivals import Waiting
 from saferun.coordinator.assignments import HostAssignment, HostRecord, assign
 from saferun.coordinator.handler_rendezvous import HandlerRendezvous
 from saferun.coordinator.host_record_collection import left_error, missing_error
@@ -134,6 +135,26 @@ def test_what_another_try_does_not_mend_is_not_tried_again(
     with pytest.raises(JoinFailedError):
         met(rendezvous, handler, meeting(remaining_s))
     assert handler.calls == 1
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+@pytest.mark.parametrize("here", [["node2"], ["node1", "node2"]], ids=["alone", "with others"])
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_connection_that_is_gone_is_not_taken_for_the_end_of_a_store_that_answers(
+    rendezvous: HandlerRendezvous, attempt: int, here: list[str], *, answers: bool
+) -> None:
+    """Nor for hosts that did not come, though some are missing still."""
+    names = Waiting(here, is_all=True)
+    rendezvous._arrivals = SimpleNamespace(store_answers=lambda: answers)  # type: ignore[assignment]
+    rdzv = meeting()
+    rdzv.request.attempt, rdzv.request.expected, rdzv.least = attempt, (), 3
+    error = RendezvousConnectionError("see inner exception")
+    error.__cause__ = DistNetworkError("Connection reset by peer")
+    failed = rendezvous._explain(rdzv, error, names)
+    assert ("this host's connection to the rendezvous 'job' at node1 broke" in failed.what) is answers
+    assert ("start saferun on this host again" in failed.hint) is answers
+    if not answers and here == ["node2"]:
+        assert ("does not answer any more" in failed.what) is bool(attempt)
 
 
 @pytest.mark.parametrize(("backend", "kind"), [("c10d", "gone"), ("etcd-v2", "gone"), ("mine", "")])
