@@ -229,6 +229,7 @@ NOT_AT_START = (
     "saferun.cluster.endpoint_name",
     "saferun.cluster.evidence",
     "saferun.cluster.evidence_exchange",
+    "saferun.cluster.head_notice",
     "saferun.cluster.host_ports",
     "saferun.cluster.job",
     "saferun.cluster.job_channel",

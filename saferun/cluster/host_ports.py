@@ -8,7 +8,8 @@ from saferun.config import LaunchConfig
 from saferun.errors import SaferunError, printable
 from saferun.linux.bare_socket import Socket
 from saferun.linux.listen_port import hold_first, hold_port
-from saferun.linux.task_sockets import TaskSockets
+from saferun.linux.task_sockets import TaskSockets, answer_tasks
+from saferun.model import JsonObject
 
 
 class HostPorts:
@@ -36,17 +37,35 @@ class HostPorts:
     def bind(self, *, is_endpoint_here: bool) -> None:
         """Bind and listen on every port of this host; they stay bound to the end.
 
+        First where the other tasks of this host come: they hear there why this one gives up if a port cannot be had.
+
         Args:
             is_endpoint_here: whether the endpoint of torch's rendezvous is this host, as far as is known.
 
         Raises:
             SaferunError: one cannot be had.
         """
-        task, rendezvous = self._config.hosts.task, self._config.rendezvous
-        if task is not None:
+        task = self._config.hosts.task
+        if task is not None and self.task_sockets is None:
             self.task_sockets = TaskSockets(task.key)
         if not self._is_head:
             return
+        if self.task_sockets is not None and "tasks" not in self._listeners:
+            self._listeners["tasks"], self._tasks_path = self.task_sockets.listen()
+            for line in self.task_sockets.squatted:
+                self._on_stderr(f"saferun: {printable(line)}\n".encode(errors="backslashreplace"))
+        try:
+            self._bind_ports(is_endpoint_here=is_endpoint_here)
+        except SaferunError:
+            for name in self._listeners.keys() - {"tasks"}:
+                self._listeners.pop(name).close()  # another try binds all of them again
+            raise
+        if "store" in self._listeners:
+            self.store = self._listeners["store"].getsockname()[1]
+        self.control = self._listeners["control"].getsockname()[1]
+
+    def _bind_ports(self, *, is_endpoint_here: bool) -> None:
+        rendezvous = self._config.rendezvous
         if rendezvous.backend == "static" and self._config.hosts.node_rank == 0:
             self._listeners["store"] = hold_first(
                 rendezvous.ports or (rendezvous.master_port or 0,), rendezvous.port_source
@@ -58,13 +77,6 @@ class HostPorts:
         elif self._config.moves_leader:
             self._listeners["store"] = self._hold_spare_port(rendezvous.ports or (rendezvous.master_port or 0,))
         self._listeners["control"] = self._hold_control_port(rendezvous.control)
-        if self.task_sockets is not None:
-            self._listeners["tasks"], self._tasks_path = self.task_sockets.listen()
-            for line in self.task_sockets.squatted:
-                self._on_stderr(f"saferun: {printable(line)}\n".encode(errors="backslashreplace"))
-        if "store" in self._listeners:
-            self.store = self._listeners["store"].getsockname()[1]
-        self.control = self._listeners["control"].getsockname()[1]
 
     def bind_endpoint(self) -> None:
         """Listen at the endpoint, which is this host, for torch's rendezvous store if its backend has one.
@@ -114,10 +126,22 @@ class HostPorts:
         """The sockets at which the other hosts look for this one."""
         return [self._listeners[name] for name in ("store", "control") if name in self._listeners]
 
-    def refuse_tasks(self) -> None:
-        """Take no more tasks of this host."""
-        if "tasks" in self._listeners and self.task_sockets is not None:
-            self.task_sockets.refuse(self._listeners["tasks"], self._tasks_path)
+    def refuse_tasks(self, answer: JsonObject | None = None, wait_s: float = 0.0) -> None:
+        """Take no more tasks of this host.
+
+        Args:
+            answer: what those read that have connected, and that the coordinator has not accepted; None: nothing.
+            wait_s: how long the tasks of this host that have not connected yet are waited for.
+        """
+        task = self._config.hosts.task
+        if "tasks" not in self._listeners or self.task_sockets is None or task is None:
+            return
+        listener = self._listeners["tasks"]
+        if answer is not None and wait_s:
+            answer_tasks(listener, answer, task.local_world_size - 1, wait_s)
+        self.task_sockets.refuse(listener, self._tasks_path)
+        if answer is not None:
+            answer_tasks(listener, answer)
 
     def close(self) -> None:
         """Give the ports back."""

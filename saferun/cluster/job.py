@@ -124,7 +124,7 @@ class Job(JobSender, SharedStore):
             on_failed=lambda reason: self._on_channel_lost(reason, KILLED_HINT, is_own=True),
         )
         hint = _ALONE if config.hosts.detected else ""
-        self._wait_lines = WaitLines(callbacks.set_status, callbacks.print_line, hint)
+        self._wait_lines = WaitLines(callbacks.set_status, self._print_line, hint)
         self.ignored = Ignored(self._warn)
         self.unsigned = Ignored(self._warn)
 
@@ -237,8 +237,7 @@ class Job(JobSender, SharedStore):
         """
         from saferun.linux.netlink import own_addresses
 
-        config, channel = self._config, self._channel
-        last = self.current
+        config, channel, last = self._config, self._channel, self.current
         replaces_leader = config.moves_leader and not self.leads and action.left_out == 0
         self._after_loss = self._after_loss or replaces_leader
         left_out = sorted({*last.lost, *last.lost_spares, *([action.left_out] if action.left_out >= 0 else ())})
@@ -398,8 +397,9 @@ class Job(JobSender, SharedStore):
                 self._joining = False
                 ended: EndNote = fit(EndNote, message)
                 self._post(StopRequested(time.monotonic(), self._attempt(), ended.by, ended.at_once, ours=False))
-            case "waiting":
-                self._post(HostsAwaited(time.monotonic(), self._attempt()))
+            case "waiting" | "head_awaited" as op:
+                if op == "waiting":
+                    self._post(HostsAwaited(time.monotonic(), self._attempt()))
                 self._wait_lines.take(message)
             case "made":
                 # Removed with the run's own directories if the coordinator cannot, whoever is killed.

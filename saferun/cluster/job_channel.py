@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.cluster.end_answers import EndAnswers
 from saferun.cluster.endpoint_name import EndpointName
+from saferun.cluster.head_notice import HeadNotice
 from saferun.cluster.host_ports import HostPorts
 from saferun.cluster.job_values import JobCallbacks
 from saferun.cluster.torch_process import TorchProcess
 from saferun.config import LaunchConfig
+from saferun.errors import EXIT_USAGE, SaferunError
 from saferun.linux.bare_socket import short_host_name
 from saferun.linux.poller import Poller
 from saferun.linux.task_sockets import connect_to_task, has_ended
@@ -23,6 +25,8 @@ _FIRST_RETRY_S = 0.02
 _LAST_RETRY_S = 0.5
 # The coordinator waits for the last messages of the other hosts; it does so for ten seconds at most.
 _GOODBYE_S = 12.0
+# How long a head that gives up waits for tasks of its host that come later.
+_LATE_TASKS_S = 5.0
 
 
 class JobChannel:
@@ -59,7 +63,7 @@ class JobChannel:
             {**environ, "SAFERUN_SIGN_MESSAGES": sharing},
             poller,
             callbacks,
-            on_message=on_message,
+            on_message=self._hear,
             on_lost=on_lost,
             torch_parts=_TORCH_PARTS.get(config.rendezvous.backend, "all"),
             name=f"the coordinator of {short_host_name()}",
@@ -84,6 +88,8 @@ class JobChannel:
         self._ports = HostPorts(config, callbacks.on_stderr, is_head=self.is_head)
         self._head_pid = 0  # of the process to whose coordinator there is, or was, a connection
         self._head_path = ""  # where that was
+        self._head_notice = HeadNotice(on_message)
+        self._cannot_bind: SaferunError | None = None  # why this head has no ports
         self._retry_s = _FIRST_RETRY_S
         self._is_wanted = False  # the coordinator is to be started as soon as it is known who serves the endpoint
         self._is_closed = False
@@ -97,7 +103,12 @@ class JobChannel:
         Raises:
             SaferunError: one cannot be had.
         """
-        self._ports.bind(is_endpoint_here=self._endpoint.is_here)
+        self._cannot_bind = None
+        try:
+            self._ports.bind(is_endpoint_here=self._endpoint.is_here)
+        except SaferunError as error:
+            self._cannot_bind = error
+            raise
 
     @property
     def port(self) -> int:
@@ -142,7 +153,13 @@ class JobChannel:
         joins = message["op"] == "join"
         if joins and self._endpoint.is_awaited:
             self._endpoint.limit(message["connect_s"] or message["timeout_s"])
+        if joins and not self.is_head:
+            self._head_notice.begin(time.monotonic())
         self.client.send(message, answers=("joined", "join_failed") if joins else ())
+
+    def _hear(self, message: JsonObject) -> None:
+        self._head_notice.end()
+        self._on_message(message)
 
     def open(self) -> None:
         """Make the channel, if there is none."""
@@ -170,12 +187,13 @@ class JobChannel:
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        moments = (self._retry_at, self._endpoint.deadline)
+        moments = (self._retry_at, self._endpoint.deadline, self._head_notice.deadline)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Look again whether the head of this host is there, and whether the endpoint's name is known."""
         self._endpoint.tick(now)
+        self._head_notice.tick(now, is_connected=self.client.is_open)
         if self.is_head or self.client.is_open or self._is_closed:
             self._retry_at = None
             return
@@ -183,6 +201,7 @@ class JobChannel:
             self._retry_at = None
         elif has_ended(self._head_pid):
             self._retry_at = None
+            self._head_notice.end()
             self.client.lose_head()
         else:
             self._retry_at = now + self._retry_s
@@ -204,6 +223,7 @@ class JobChannel:
         No directory is searched: one of them may be on a file system that does not answer.
         """
         self._retry_at = None
+        self._head_notice.end()
         return not self._is_closed and (
             self.client.is_open or (self._head_path != "" and self._connect([self._head_path]))
         )
@@ -226,10 +246,20 @@ class JobChannel:
         self._is_closed = True
         self._retry_at = None
         self._endpoint.close()
-        # Who comes while the coordinator waits for other hosts belongs to the next launch of this step.
-        self._ports.refuse_tasks()
+        self._head_notice.end()
+        if self._cannot_bind is not None:
+            self._ports.refuse_tasks(_join_failed(self._cannot_bind), _LATE_TASKS_S)
+        else:
+            # Who comes while the coordinator waits for other hosts belongs to the next launch of this step.
+            self._ports.refuse_tasks()
         self.client.close(_GOODBYE_S)
         if self._torch_process is not None:
             self._torch_process.close()
         self._stop_answering()
         self._ports.close()
+
+
+def _join_failed(error: SaferunError) -> JsonObject:
+    """What a coordinator would send. This process prints the error itself."""
+    is_usage = error.exit_code == EXIT_USAGE
+    return {"op": "join_failed", "what": error.what, "hint": error.hint, "usage": is_usage, "published": True}

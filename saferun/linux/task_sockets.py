@@ -11,18 +11,21 @@ Source: unix(7), abstract, SO_PEERCRED.
 from __future__ import annotations
 
 import errno
+import json
 import os
+import select
 import socket
 import struct
+import time
 from collections.abc import Iterator
 
 from saferun.errors import SaferunError, suppress
-from saferun.linux.bare_socket import Socket
+from saferun.linux.bare_socket import MSG_DONTWAIT, MSG_NOSIGNAL, Socket, accept_connection
 from saferun.linux.json_lines import JsonLines
 from saferun.linux.ownership import NotOursError, open_directory, owner_text
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_stat
-from saferun.model import Value
+from saferun.model import JsonObject, Value
 
 _BACKLOG = 4096
 _LONGEST_PATH_BYTES = 107
@@ -241,6 +244,36 @@ def connect_to_task(path: str, poller: Poller | None = None) -> HeadConnection |
     return HeadConnection(JsonLines(connection, poller), pid)
 
 
+def answer_tasks(listener: Socket, answer: JsonObject, most: int = _BACKLOG, wait_s: float = 0.0) -> None:
+    """Answer tasks that have connected and that no coordinator has accepted, and close their connections.
+
+    Args:
+        listener: where they have connected; no other process needs to wait there any more.
+        answer: what each of them reads.
+        most: how many there can be.
+        wait_s: how long those are waited for that have yet to connect.
+    """
+    line = json.dumps(answer).encode() + b"\n"
+    give_up_at = time.monotonic() + wait_s
+    poll = select.poll()  # `select` takes no descriptor beyond 1023
+    poll.register(listener.fileno(), select.POLLIN)
+    listener.setblocking(False)
+    while most > 0 and (ready := poll.poll(max(0.0, give_up_at - time.monotonic()) * 1000)):
+        try:
+            connection = accept_connection(listener)
+        except BlockingIOError:
+            if ready[0][1] & select.POLLHUP:
+                return  # it takes no more tasks
+            continue  # that one has gone, or the coordinator has it
+        except OSError:
+            return
+        with suppress(OSError):
+            if peer_of(connection) == os.getuid():
+                connection.send(line, MSG_DONTWAIT | MSG_NOSIGNAL)
+                most -= 1
+        connection.close()
+
+
 def has_ended(pid: int) -> bool:
     """Whether a process is known to have ended; a zombie has.
 
@@ -259,7 +292,7 @@ def has_ended(pid: int) -> bool:
     return stat is not None and stat.state in {"Z", "X"}
 
 
-def peer_of(connection: socket.socket) -> int:
+def peer_of(connection: Socket) -> int:
     """The user of the process at the other end of a Unix socket connection.
 
     Raises:
@@ -269,7 +302,7 @@ def peer_of(connection: socket.socket) -> int:
     return owner
 
 
-def _credentials(connection: socket.socket) -> tuple[int, int, int]:
+def _credentials(connection: Socket) -> tuple[int, int, int]:
     content = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(content)
     return pid, uid, gid

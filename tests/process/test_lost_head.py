@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from saferun.cluster import host_ports
 from saferun.cluster.job_channel import JobChannel
 from saferun.config import HostsConfig, TaskConfig
+from saferun.errors import EXIT_USAGE, SaferunError
 from saferun.linux import task_sockets
 from saferun.linux.children import fork
 from saferun.linux.poller import Poller
+from saferun.model import JsonObject
 from tests.unit.samples import CONFIG
 
 GONE = "saferun of local rank 0 on this host is gone"
@@ -62,6 +67,7 @@ class Task:
 
     def __init__(self, key: str) -> None:
         self.lost: list[str] = []
+        self.heard: list[JsonObject] = []
         self.poller = Poller()
         config = CONFIG._replace(hosts=HostsConfig(task=TaskConfig(1, 2, key), node_rank=0))
         callbacks: Any = SimpleNamespace(on_stderr=lambda _: None)
@@ -70,7 +76,7 @@ class Task:
             {},
             self.poller,
             callbacks,
-            on_message=lambda _: None,
+            on_message=self.heard.append,
             on_lost=lambda what, _: self.lost.append(what),
         )
         self.channel.bind()
@@ -169,16 +175,78 @@ def test_who_was_killed_is_not_waited_for_in_the_next_attempt(head: Head, task: 
     assert task.channel.deadline is None
 
 
+def head_channel(key: str, poller: Poller) -> JobChannel:
+    """That of the first task of a host; no coordinator is started."""
+    config = CONFIG._replace(hosts=HostsConfig(2, 2, 1, task=TaskConfig(0, 2, key)))
+    callbacks: Any = SimpleNamespace(on_stderr=lambda _: None)
+    return JobChannel(config, {}, poller, callbacks, on_message=lambda _: None, on_lost=lambda *_: None)
+
+
+@pytest.mark.parametrize("comes", ["before", "after"])
+def test_who_has_no_ports_says_so_to_the_others(
+    key: str, task: Task, comes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would wait for its coordinator until the start timeout."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise SaferunError("port 29500 is in use", "stop that process", EXIT_USAGE)
+
+    monkeypatch.setattr(host_ports.HostPorts, "_bind_ports", refuse)
+    poller = Poller()
+    head = head_channel(key, poller)
+    with pytest.raises(SaferunError):
+        head.bind()
+    task.channel.send(JOIN)
+    if comes == "before":
+        task.channel.open()
+        head.close()
+    else:
+        with ThreadPoolExecutor(1) as executor:
+            ends = executor.submit(head.close)
+            while not task.channel.client.is_open:
+                task.channel.tick(0.0)
+            ends.result()
+    poller.close()
+    task.poller.wait(5)
+    failed = {"op": "join_failed", "what": "port 29500 is in use", "hint": "stop that process"}
+    assert task.heard == [{**failed, "usage": True, "published": True}]
+
+
+def test_who_is_waited_for_is_named_after_a_while(task: Task) -> None:
+    """And then ever less often."""
+    task.channel.send(JOIN)
+    task.channel.open()
+    begun = time.monotonic()
+    for after_s in (29, 31, 32, 59, 63, 64, 130):
+        task.channel.tick(begun + after_s)
+    text = "waiting for local rank 0 of this host"
+    assert [(message["text"], message["waited_s"]) for message in task.heard] == [(text, 31), (text, 63), (text, 130)]
+
+
+def test_who_is_there_and_says_nothing_is_named_as_well(head: Head, task: Task) -> None:
+    """Its coordinator may take long to start; if it is there, it says itself what the hosts wait for."""
+    task.channel.send(JOIN)
+    task.channel.open()
+    accepted, _ = head.inherited.accept()
+    begun = time.monotonic()
+    for after_s in (31, 36):
+        task.channel.tick(begun + after_s)
+    assert [message["waited_s"] for message in task.heard] == [36]
+    accepted.send(b'{"op": "waiting", "text": "waiting for node1"}\n')
+    task.poller.wait(5)
+    task.channel.tick(begun + 1000)
+    assert [message["op"] for message in task.heard] == ["head_awaited", "waiting"]
+    accepted.close()
+
+
 @pytest.mark.parametrize("is_abstract", [False, True])
 def test_who_says_goodbye_is_not_taken_for_the_head_of_the_next_launch(
     key: str, task: Task, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_abstract: bool
 ) -> None:
     """Of two launches in one step: its coordinator waits for other hosts for up to ten seconds, and then drops all."""
     monkeypatch.setattr(task_sockets, "_bases", lambda: [] if is_abstract else [str(tmp_path)])
-    config = CONFIG._replace(hosts=HostsConfig(2, 2, 1, task=TaskConfig(0, 2, key)))
-    callbacks: Any = SimpleNamespace(on_stderr=lambda _: None)
     poller = Poller()
-    head = JobChannel(config, {}, poller, callbacks, on_message=lambda _: None, on_lost=lambda *_: None)
+    head = head_channel(key, poller)
     head.bind()
     inherited = os.dup(head._ports.fds["tasks"])
     came: list[bool] = []

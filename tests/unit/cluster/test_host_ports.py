@@ -140,6 +140,25 @@ def test_the_first_task_of_a_host_listens_for_the_others() -> None:
     assert [path for _, path in sockets.refused] == ["/tasks.sock"]
 
 
+def test_the_other_tasks_can_come_before_a_port_that_cannot_be_had(
+    used: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hear there why the first task gives up; and the next try binds all other ports again."""
+    answered: list[Any] = []
+    monkeypatch.setattr(host_ports_module, "answer_tasks", lambda _listener, *more: answered.append(more))
+    used.add(29600)
+    ports = HostPorts(static(0, "29600", task=TaskConfig(0, 4, "key")), lambda _: None, is_head=True)
+    with pytest.raises(SaferunError, match="port 29600 is in use"):
+        ports.bind(is_endpoint_here=False)
+    assert ports.fds == {"tasks": 7}
+    used.remove(29600)
+    ports.bind(is_endpoint_here=False)
+    assert ports.fds == {"tasks": 7, "store": 29500, "control": 29600}
+    ports.refuse_tasks({"op": "join_failed"}, 3.0)
+    # Those that are there and those that come within this time; then those that have come since.
+    assert answered == [({"op": "join_failed"}, 3, 3.0), ({"op": "join_failed"},)]
+
+
 @pytest.mark.usefixtures("used")
 def test_another_task_of_a_host_listens_nowhere() -> None:
     """It looks for the socket of the first one."""

@@ -447,6 +447,14 @@ def test_the_supervisor_hears_that_the_coordinator_waits_for_hosts(listening: Li
     assert isinstance(awaited, HostsAwaited)
 
 
+def test_a_head_that_does_not_answer_is_named_and_not_waited_for_any_longer(listening: Listening) -> None:
+    """Only a coordinator that answers may have a reason to keep a host for days."""
+    events = len(listening.events)
+    listening.hear(op="head_awaited", text="waiting for local rank 0 of this host", waited_s=30, for_others=True)
+    assert listening.said == ["saferun: waiting for local rank 0 of this host (30 s)"]
+    assert len(listening.events) == events
+
+
 def test_what_is_waited_for_and_what_is_malformed_is_printed(listening: Listening) -> None:
     """As the coordinator puts it."""
     listening.hear(op="waiting", text="waiting for 1 of 2 hosts: node2", waited_s=30, for_others=True)
