@@ -26,6 +26,8 @@ _OPTIONS_HINT = "look at --logs-specs, --event-log-handler and --numa-binding in
 _PAUSE_S = 0.001
 # More than a coordinator that has ended can have left in its socket.
 _LAST_READS = 128
+NOT_HERE: JsonObject = {"op": "not_here"}
+"""What a task reads that has come to the coordinator of an earlier launch, which ends."""
 # Messages that are of use only to the coordinator that has served the attempt.
 _OF_AN_ATTEMPT = frozenset({"append", "state", "chunk", "ack", "probe", "start_stage"})
 
@@ -46,6 +48,7 @@ class CoordinatorClient:
         replacement: takes why the coordinator died, and returns the message that starts a replacement; None: there is
             to be none.
         connect_again: connects to the replacement that another process has started; False: there is none.
+        search_again: looks for another process that starts a coordinator: the one found ends with an earlier launch.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class CoordinatorClient:
         open_link: Callable[..., CoordinatorLink] = CoordinatorLink,
         replacement: Callable[[str], JsonObject | None] = lambda _: None,
         connect_again: Callable[[], bool] = lambda: False,
+        search_again: Callable[[], None] = lambda: None,
     ) -> None:
         self._handler = config.event_log_handler
         self.forwards_events = self._handler != "null"  # whether the user named one of torch's event handlers
@@ -85,6 +89,8 @@ class CoordinatorClient:
         self._open_link = open_link
         self._replacement = replacement
         self._connect_again = connect_again
+        self._search_again = search_again
+        self._was_answered = False  # a coordinator knows this launch
         self._listeners: dict[str, int] = {}
         self._link: CoordinatorLink | None = None
         self._links_opened = 0
@@ -265,7 +271,10 @@ class CoordinatorClient:
             op = message.get("op")
             if op in self._answers:
                 self.unanswered = None
-            if op == "prepared" and self.is_preparing:
+                self._was_answered = True
+            if op == NOT_HERE["op"]:
+                self._leave_coordinator()
+            elif op == "prepared" and self.is_preparing:
                 self.is_preparing = False
                 self._callbacks.on_prepared(message)
             elif op == "failed" and self.is_preparing:
@@ -302,6 +311,17 @@ class CoordinatorClient:
             self._lose(what, KILLED_HINT)
         else:
             self.lose_head()
+
+    def _leave_coordinator(self) -> None:
+        """It ends with an earlier launch of this step, unless this launch has met others by it."""
+        lines = self._lines
+        if self._was_answered or lines is None:
+            return
+        self._poller.unwatch(lines.fd)
+        lines.close()
+        self._lines = None
+        self._unsent = [self.unanswered] if self.unanswered is not None else []
+        self._search_again()
 
     def lose_head(self) -> None:
         """The process that has started the coordinator, and would start another one, is gone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from saferun.cluster.coordinator_client import CoordinatorClient
+from saferun.cluster.coordinator_client import NOT_HERE, CoordinatorClient
 from saferun.cluster.end_answers import EndAnswers
 from saferun.cluster.endpoint_name import EndpointName
 from saferun.cluster.head_notice import HeadNotice
@@ -69,6 +69,7 @@ class JobChannel:
             name=f"the coordinator of {short_host_name()}",
             replacement=replacement,
             connect_again=self._connect_again,
+            search_again=self._search_again,
         )
         self._poller = poller
         self._endpoint = EndpointName(
@@ -91,6 +92,7 @@ class JobChannel:
         self._head_notice = HeadNotice(on_message)
         self._cannot_bind: SaferunError | None = None  # why this head has no ports
         self._retry_s = _FIRST_RETRY_S
+        self._has_joined = False  # has been asked to
         self._is_wanted = False  # the coordinator is to be started as soon as it is known who serves the endpoint
         self._is_closed = False
         self._end_answers: EndAnswers | None = None
@@ -155,6 +157,7 @@ class JobChannel:
             self._endpoint.limit(message["connect_s"] or message["timeout_s"])
         if joins and not self.is_head:
             self._head_notice.begin(time.monotonic())
+        self._has_joined = self._has_joined or joins
         self.client.send(message, answers=("joined", "join_failed") if joins else ())
 
     def _hear(self, message: JsonObject) -> None:
@@ -171,8 +174,8 @@ class JobChannel:
         if self.is_head:
             self._stop_answering()
             self.client.start(self._ports.fds)
-        else:
-            self.tick(time.monotonic())
+        elif self._has_joined:
+            self.tick(time.monotonic())  # not before: what the head answers would not be expected
 
     def answer_end(self) -> None:
         """Let whoever asks know how the coordinator of this host has ended, until there is another one."""
@@ -228,6 +231,14 @@ class JobChannel:
             self.client.is_open or (self._head_path != "" and self._connect([self._head_path]))
         )
 
+    def _search_again(self) -> None:
+        """The head that was found ends with an earlier launch of this step; that of this launch has yet to come."""
+        now = time.monotonic()
+        self._head_pid, self._head_path = 0, ""
+        self._retry_s = _FIRST_RETRY_S
+        self._retry_at = now + _FIRST_RETRY_S
+        self._head_notice.begin(now)
+
     @property
     def pids(self) -> set[int]:
         """The coordinator, the process that asks for the endpoint's name, and that which has torch for another task."""
@@ -251,7 +262,8 @@ class JobChannel:
             self._ports.refuse_tasks(_join_failed(self._cannot_bind), _LATE_TASKS_S)
         else:
             # Who comes while the coordinator waits for other hosts belongs to the next launch of this step.
-            self._ports.refuse_tasks()
+            has_met = self._has_joined and self.client.unanswered is None
+            self._ports.refuse_tasks(NOT_HERE if has_met else None)
         self.client.close(_GOODBYE_S)
         if self._torch_process is not None:
             self._torch_process.close()

@@ -2,10 +2,10 @@
 
 The messages are JSON objects, one a line; ``op`` names them. From a task: ``join``, ``append``, ``state``, ``chunk``,
 ``ack``, ``probe``, ``start_stage``, ``leave``, ``close``, ``counts``, ``resume``, ``rejoin``, ``goodbye``. To a task:
-``waiting``, ``joined``, ``join_failed``, ``job_ended``, ``resumable``, ``resumed``, ``resume_failed``, ``entry``,
-``task_lost``, ``store_lost``, ``late``, ``silent``, ``returned``, ``clock``, ``start_stage``, and to the leader
-``hosts``, ``states``, ``chunk``, ``warn``, ``probed``, ``membership``, ``lost``, and to the head ``malformed`` and
-``unsigned``.
+``waiting``, ``joined``, ``join_failed``, ``job_ended``, ``not_here``, ``resumable``, ``resumed``, ``resume_failed``,
+``entry``, ``task_lost``, ``store_lost``, ``late``, ``silent``, ``returned``, ``clock``, ``start_stage``, and to the
+leader ``hosts``, ``states``, ``chunk``, ``warn``, ``probed``, ``membership``, ``lost``, and to the head ``malformed``
+and ``unsigned``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.secret_process import SecretProcess
 from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.store_client import TRAFFIC, StoreClient
-from saferun.coordinator.tasks import Message, TaskConnection, Tasks
+from saferun.coordinator.tasks import NOT_HERE, Message, TaskConnection, Tasks
 from saferun.text.decoding import number
 from saferun.text.typed_json import fit
 from saferun.text.wording import first_line
@@ -102,6 +102,7 @@ class HostCoordinator:
         self._rejoin_s: float | None = None  # for how long tasks are still waited for that are to rejoin
         self._ended = EndedAttempts()
         self._rejoined: list[tuple[TaskConnection, int]] = []  # before the attempt goes on
+        self._head_has_joined = self._sends_away = False
 
     def handle(self, connection: TaskConnection, message: Message) -> bool:
         """Do what a task asks for. False where the message is none of those that are known here."""
@@ -172,6 +173,10 @@ class HostCoordinator:
         secret = message.pop("secret", None)
         request: JoinRequest = fit(JoinRequest, message)
         task = request.task
+        self._head_has_joined = self._head_has_joined or connection.is_head
+        if self._sends_away:
+            connection.send(NOT_HERE)
+            return
         with self._lock:
             if secret is not None and self._secrecy is None and connection.is_head:
                 try:
@@ -208,6 +213,7 @@ class HostCoordinator:
         found = decode_resumption(str(message["text"]))
         if found is None or not connection.is_head or self._rdzv is not None:
             raise ValueError("there is nothing to resume")
+        self._head_has_joined = True
         secret = message.get("secret")
         rdzv = RendezvousRound(request)
         rdzv.is_over = True
@@ -423,6 +429,11 @@ class HostCoordinator:
 
     def farewell(self, done: Callable[[], None]) -> None:
         """The head goes: end in good order, in the background, and then call ``done``. Bounded."""
+        rdzv = self._rdzv
+        joins = rdzv.joins if rdzv is not None and not rdzv.is_over else {}
+        self._sends_away = self._head_has_joined and 0 not in joins  # else it leaves while they meet
+        if self._sends_away:
+            self._tasks.send_away(joins)
 
         def end() -> None:
             attempt = self._attempt

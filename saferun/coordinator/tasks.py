@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +21,9 @@ from saferun.coordinator.liveness_probe import ANSWER
 from saferun.text.framing import MessageBuffer
 
 Message = dict[str, Any]
+
+NOT_HERE: Message = {"op": "not_here"}
+"""What a task reads that has come to the coordinator of an earlier launch, which ends."""
 
 _LONGEST_LINE_BYTES = 16 << 20
 _MOST_UNSENT_BYTES = 96 << 20
@@ -149,6 +152,12 @@ class Tasks:
         for connection in self.connected():
             if connection.task is not None:
                 connection.send(message)
+
+    def send_away(self, joins: Collection[int]) -> None:
+        """The launch ends: send those to the next one of the step that have not joined, or whose joins are these."""
+        for connection in self.connected():
+            if not connection.is_head and (connection.task is None or connection.task in joins):
+                connection.send(NOT_HERE)
 
     def answer_probes(self, answers: bool) -> None:  # noqa: FBT001
         """Begin or stop answering liveness probes; when this returns, the loop does not accept any more of them.

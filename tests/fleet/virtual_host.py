@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -90,6 +90,9 @@ class _Tasks:
 
     def of_task(self, task: int) -> _Connection | None:
         return self.head if task == 0 else None
+
+    def send_away(self, joins: Collection[int]) -> None:
+        """No other saferun comes to this host."""
 
     def send_all(self, message: JsonObject) -> None:
         self.head.send(message)

@@ -80,6 +80,7 @@ class Task:
             on_lost=lambda what, _: self.lost.append(what),
         )
         self.channel.bind()
+        self.channel.send(JOIN)
 
 
 @pytest.fixture
@@ -152,7 +153,6 @@ def test_who_is_connected_to_again_is_not_searched_for(
 
 
 def test_who_has_not_come_yet_is_waited_for(task: Task) -> None:
-    task.channel.send(JOIN)
     task.channel.open()
     assert (task.lost, task.channel.deadline is None) == ([], False)
 
@@ -261,3 +261,31 @@ def test_who_says_goodbye_is_not_taken_for_the_head_of_the_next_launch(
     poller.close()
     assert (came, task.lost) == ([False], [])
     assert task.channel.deadline is not None, "it does not look for the next one"
+
+
+@pytest.mark.parametrize("has_met", [True, False])
+def test_who_ends_an_earlier_launch_sends_those_to_the_next_one_that_have_just_come(
+    key: str, task: Task, monkeypatch: pytest.MonkeyPatch, *, has_met: bool
+) -> None:
+    """Its coordinator accepts them no more. Where it has met nobody, it ends the launch that they belong to."""
+    poller = Poller()
+    head = head_channel(key, poller)
+    head.bind()
+    if has_met:
+        head.send(JOIN)
+        head.client.unanswered = None
+    task.channel.open()
+    monkeypatch.setattr(head.client, "close", lambda _seconds: None)
+    head.close()
+    poller.close()
+    task.poller.wait(5)
+    assert task.lost == ([] if has_met else [GONE])
+    if has_met:
+        again = Head(key)
+        while not task.channel.client.is_open:
+            task.channel.tick(0.0)
+        accepted, _ = again.inherited.accept()
+        assert b'"op": "join"' in accepted.recv(1 << 16)
+        accepted.close()
+        again.kill(reaps=True)
+        again.inherited.close()

@@ -20,6 +20,22 @@ _NOTES_LOOK = (
     "    look = channel.connect_to_task\n"
     "    channel.connect_to_task = lambda *a: (open('looks', 'w').close(), look(*a))[1]"
 )
+# A file is made when this task has found a coordinator.
+_NOTES_FOUND = (
+    "import saferun.cluster.coordinator_client as client\n"
+    "    attach = client.CoordinatorClient.attach\n"
+    "    client.CoordinatorClient.attach = lambda *a: (attach(*a), open('found', 'w').close())[0]"
+)
+# This head says goodbye to its coordinator when the test lets it.
+_LEAVES_LATE = (
+    "import os, time, saferun.cluster.job_channel as channel\n"
+    "    close = channel.JobChannel.close\n"
+    "    def close_late(self):\n"
+    "        open('leaves', 'w').close()\n"
+    "        while not os.path.exists('may_leave'): time.sleep(0.01)\n"
+    "        close(self)\n"
+    "    channel.JobChannel.close = close_late"
+)
 
 
 class Step:
@@ -73,3 +89,23 @@ def test_a_port_that_is_in_use_ends_all_tasks_of_the_host_with_the_reason(step: 
         assert f"saferun: port {step.port} on " in job.err
         assert "is in use by pid" in job.err
         assert "hint: stop that process" in job.err
+
+
+@pytest.mark.parametrize("comes", ["before", "after"])
+def test_the_next_launch_of_a_step_does_not_end_with_the_one_before(step: Step, comes: str) -> None:
+    """``srun bash -c 'saferun a.py; saferun b.py'``: local rank 0 ends the first launch later than the others do."""
+    first = [step.start(0, "", name="first0", source=_LEAVES_LATE), step.start(1, "", name="first1")]
+    folder = first[0].folder / "job"
+    assert first[1].wait() == 0
+    until((folder / "leaves").exists, "local rank 0 ends the first launch")
+    second: list[Job] = []
+    if comes == "before":
+        second.append(step.start(1, "", source=_NOTES_FOUND))
+        until((second[0].folder / "job" / "found").exists, "it finds the coordinator of the first launch")
+    (folder / "may_leave").touch()
+    assert first[0].wait() == 0
+    if comes == "after":
+        second.append(step.start(1, ""))
+    second.insert(0, step.start(0, "", name="second0"))
+    assert codes(second) == [0, 0]
+    assert [job.err for job in second if "gone" in job.err] == []

@@ -27,6 +27,7 @@ class Task:
         self.heard: list[JsonObject] = []
         self.replacement: JsonObject | None = None
         self.is_there = False
+        self.looked = 0
         self.poller = Poller()
         callbacks: Any = SimpleNamespace()
         self.client = CoordinatorClient(
@@ -38,6 +39,7 @@ class Task:
             on_lost=lambda what, _hint: self.lost.append(what),
             replacement=lambda _what: self.replacement,
             connect_again=self.connect_again,
+            search_again=self.search_again,
         )
         self.other: JsonLines | None = None
         self.connect()
@@ -51,6 +53,14 @@ class Task:
         if self.is_there:
             self.connect()
         return self.is_there
+
+    def search_again(self) -> None:
+        self.looked += 1
+
+    def tell(self, message: JsonObject) -> None:
+        assert self.other is not None
+        self.other.send(message)
+        self.poller.wait(1)
 
     def lose(self) -> None:
         assert self.other is not None
@@ -135,3 +145,39 @@ def test_a_successor_gets_what_follows(task: Task) -> None:
     task.lose()
     task.client.send({"op": "state", "attempt": 0, "state": {}})
     assert (task.arrived(), task.lost) == (["rejoin", "state"], [])
+
+
+JOIN: JsonObject = {"op": "join", "attempt": 0}
+ANSWERS = ("joined", "join_failed")
+
+
+def test_a_task_that_has_come_to_the_end_of_an_earlier_launch_joins_the_next_one(task: Task) -> None:
+    """Of two launches in one step: the first task of the host ends the first one later than the others do."""
+    task.client.send(JOIN, answers=ANSWERS)
+    assert task.arrived() == ["join"]
+    task.tell({"op": "waiting"})
+    task.tell({"op": "not_here"})
+    assert (task.looked, task.client.is_open, task.lost) == (1, False, [])
+    assert task.other is not None
+    task.other.close()
+    task.connect()
+    assert task.arrived() == ["join"]
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_task_that_was_answered_belongs_to_the_launch_that_ends(task: Task, answer: str) -> None:
+    """Nobody starts its local rank 0 again: it is not looked for."""
+    task.client.send(JOIN, answers=ANSWERS)
+    task.tell({"op": answer})
+    task.client.send(JOIN | {"attempt": 1}, answers=ANSWERS)
+    task.tell({"op": "not_here"})
+    assert (task.looked, task.client.is_open) == (0, True)
+    task.lose()
+    assert task.lost == ["saferun of local rank 0 on this host is gone"]
+
+
+def test_a_task_whose_head_is_killed_before_it_answers_does_not_look_for_another_one(task: Task) -> None:
+    """A coordinator that is killed says nothing."""
+    task.client.send(JOIN, answers=ANSWERS)
+    task.lose()
+    assert (task.looked, task.lost) == (0, ["saferun of local rank 0 on this host is gone"])

@@ -73,7 +73,9 @@ class Host:
         self.lines = [Task(0), Task(1)]
         self.connected = list(self.lines)
         self.others_come = [threading.Event(), threading.Event()]
+        self.sent_away: list[list[int]] = []
         tasks: Any = SimpleNamespace(
+            send_away=lambda joins: self.sent_away.append(list(joins)),
             head=self.lines[0],
             connected=lambda: list(self.connected),
             of_task=lambda task: next((one for one in self.connected if one.task == task), None),
@@ -84,6 +86,7 @@ class Host:
             watch_membership=lambda _: None,
             move=None,
             resumption=lambda *_: None,
+            leave=lambda: None,
         )
         self.coordinator = HostCoordinator(tasks, SimpleNamespace(), -1)  # type: ignore[arg-type]
         self.coordinator._rendezvous = rendezvous
@@ -254,3 +257,39 @@ def test_a_task_whose_end_is_noticed_twice_is_reported_once(monkeypatch: pytest.
     host.meet()
     host.notice(1)
     assert [op for op, _ in host.lines[0].heard] == ["joined", "warn" if spares else "task_lost"]
+
+
+def farewell(host: Host) -> None:
+    gone = threading.Event()
+    host.coordinator.farewell(gone.set)
+    assert gone.wait(30.0)
+
+
+def test_a_task_that_comes_when_the_launch_ends_is_sent_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two launches in one step: the first task of a host says goodbye later than the others do."""
+    monkeypatch.setattr(CoordinatorAttempt, "wait_acked", lambda _: None)
+    host = Host(monkeypatch)
+    host.join()
+    host.meet()
+    late = Task(1)
+    host.connected = [late]
+    host.join()  # while the ranks of the earlier launch run
+    farewell(host)
+    assert host.sent_away == [[1]]
+    later = Task(1)
+    host.connected = [later]
+    host.join()
+    assert later.heard == [("not_here", None)]
+
+
+def test_a_task_is_not_sent_away_by_a_launch_that_has_yet_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is of the same one, which is over: no local rank 0 comes any more."""
+    host = Host(monkeypatch)
+    host.connected = [host.lines[1]]
+    host.join()
+    farewell(host)
+    assert host.sent_away == []
+    again = Host(monkeypatch)
+    again.join()
+    farewell(again)
+    assert again.sent_away == []

@@ -97,3 +97,26 @@ def test_a_listening_socket_that_takes_no_more_tasks_does_not_wake_the_loop_agai
         assert fd == listener.fileno()
         loop._accept_task(listener, events)
         assert loop._polled() == []
+
+
+def test_tasks_of_the_next_launch_are_sent_away_and_no_others() -> None:
+    """Those of this launch, which have met, have a place in it to the end."""
+    supervisor, head = socket.socketpair()
+    with supervisor, head, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("")  # the kernel chooses an abstract name
+        listener.listen()
+        loop = Tasks(head, listener)
+        others = []
+        for task in (1, 2, None):
+            other = socket.socket(socket.AF_UNIX)
+            other.settimeout(10.0)
+            other.connect(listener.getsockname())
+            loop._accept_task(listener)
+            loop.connected()[-1].task = task
+            others.append(other)
+        loop.send_away([2])
+        for connection in loop.connected():
+            connection.close()
+        assert [other.recv(100) for other in others] == [b"", b'{"op": "not_here"}\n', b'{"op": "not_here"}\n']
+        for other in others:
+            other.close()
