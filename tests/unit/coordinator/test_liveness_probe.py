@@ -304,6 +304,7 @@ class Told:
         self.task: int | None = 0
         self.said: list[dict[str, Any]] = []
         self.head = self
+        self.is_head = True
 
     def of_task(self, _: int) -> Told:
         return self
