@@ -4,10 +4,6 @@ Recorders differ. NCCL's own knows from events on the GPU whether a call is over
 took off its list before that (``retired``) timed out or failed. The others know only that a call is off the list. Sends
 and receives of a batch have no state: their ``coalesced`` entry has it, under the number of a collective long over.
 
-What is called while a CUDA graph is captured is not recorded, but for the members of coalesced collectives: these never
-have an end, nor the entry that would tell it. The collectives of a group end on the GPU in the order of their numbers,
-so that a later one that is over shows that they do not count; and torch does not have them on its list.
-
 Source: ``torch/csrc/distributed/c10d/FlightRecorder*.hpp``, ``ProcessGroupNCCL.cpp``, ``hooks/`` (2.4 to 2.15).
 """
 
@@ -16,7 +12,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from saferun.diagnosis.process_groups import OF_GPUS
 from saferun.evidence.job_evidence import CollectiveCall, Frame, GroupProgress
 from saferun.model import Value
 from saferun.text.decoding import loads
@@ -158,14 +153,11 @@ def _progress(
     # With sends and receives in it the status has their numbers as well; some backends number all calls alike.
     has_p2p = len(collectives) < len(calls)
     in_order = completed = -1
-    watched = _watched(collectives, {} if has_p2p else status) if backend in _WITH_EVENTS else -1
     if not has_p2p and enqueued in {-1, number_of(status.get("last_enqueued_collective"))}:
         enqueued = max(enqueued, number_of(status.get("last_enqueued_collective")))
         started = number_of(status.get("last_started_collective"))
         completed = number_of(status.get("last_completed_collective"))
         in_order = completed if backend in _WITH_EVENTS else -1
-    if backend in OF_GPUS:
-        in_order = max(in_order, max(done, default=-1))
     done.update(call.seq for call in collectives if call.seq <= in_order and not call.failed)
     waiting = [call.seq for call in collectives if call.seq not in done]
     if collectives:
@@ -184,7 +176,6 @@ def _progress(
         min(completed, enqueued),
         kept,
         number,
-        watched,
         max((_timeout_ms(call) for call in calls if not (call.is_over or _is_done(call, done))), default=-1),
     )
 
@@ -192,20 +183,6 @@ def _progress(
 def _timeout_ms(entry: _Entry) -> int:
     timeout_ms = number_of(entry.raw.get("timeout_ms"))
     return timeout_ms if timeout_ms < _TIMEOUT_LIMIT_MS else -1
-
-
-def _watched(collectives: list[_Entry], status: dict[str, Any]) -> int:
-    """The newest collective whose end torch waits for, if there are later ones; -1: there are none, or it is unknown.
-
-    Members of a coalesced call, which share a number, without the entry behind them are of a CUDA graph, too.
-    """
-    newest = max((call.seq for call in collectives), default=-1)
-    last = status.get("last_enqueued_collective")
-    enqueued = 0 if last in (-1, "-1") else number_of(last)
-    if 0 <= enqueued < newest:
-        return enqueued
-    members = [call for call in collectives if call.seq == newest]
-    return newest - 1 if len(members) > 1 and not any(call.op.endswith(BATCH) for call in members) else -1
 
 
 def _is_done(entry: _Entry, done: set[int]) -> bool:

@@ -48,8 +48,8 @@ class Stuck(Value):
     """A collective that all known ranks have called, and that does not end on ``waiting``.
 
     ``unknown`` are members of the group whose recorder did not answer; ``completed`` those on which it has ended;
-    ``is_complete`` is whether nothing is unknown about the members, ``is_watched`` whether torch waits for its end on
-    any of the ranks, ``has_begun`` whether it is the call that lasts, and not what GPUs have to do before it.
+    ``is_complete`` is whether nothing is unknown about the members, ``has_begun`` whether it is the call that
+    lasts, and not what GPUs have to do before it.
     """
 
     group: str
@@ -60,7 +60,6 @@ class Stuck(Value):
     unknown: tuple[int, ...]
     message: str
     is_complete: bool = True
-    is_watched: bool = True
     has_begun: bool = True
 
 
@@ -87,16 +86,12 @@ class Unpaired(Value):
 
 
 class CollectiveWait(Value):
-    """The collective that a rank is in: the first that it has called and that has not ended.
-
-    ``op`` as in Missing; ``is_watched``: as in Stuck.
-    """
+    """The collective that a rank is in: the first that it has called and that has not ended. ``op`` as in Missing."""
 
     rank: int
     group: str
     seq: int
     op: str
-    is_watched: bool = True
 
 
 class GroupStand(Value):
@@ -264,7 +259,7 @@ class _Comparison:
             waits[rank] = [self._wait(rank, op) for op in sorted(ops)]
         for group in self._groups:
             for rank, seq in group.waits_in.items():
-                wait = CollectiveWait(rank, group.name, seq, group.op(seq, [rank]), group.is_watched(rank, seq))
+                wait = CollectiveWait(rank, group.name, seq, group.op(seq, [rank]))
                 if wait not in waits.setdefault(rank, []):
                     waits[rank].append(wait)
         return waits
@@ -272,8 +267,7 @@ class _Comparison:
     def _wait(self, rank: int, op: Op) -> CollectiveWait:
         group = self._groups[op.group]
         if op.source < 0:
-            is_watched = group.is_watched(rank, op.number)
-            return CollectiveWait(rank, group.name, op.number, group.op(op.number, [rank]), is_watched)
+            return CollectiveWait(rank, group.name, op.number, group.op(op.number, [rank]))
         return CollectiveWait(rank, group.name, op.number, "send" if rank == op.source else "recv")
 
     # ----------------------------------------------------------------------------------------------- who has not called
@@ -338,12 +332,11 @@ class _Comparison:
         elif not group.members_known:
             message += "; who else belongs to the group is not known"
         is_complete = group.members_known and not group.unknown
-        is_watched = any(group.is_watched(rank, seq) for rank in waiting)
         # On a rank it ends only when all others have begun it, unless data flows in one direction.
         has_begun = group.backend not in OF_GPUS or bool(completed and op.startswith(_EXCHANGES))
         has_begun = has_begun or (is_complete and _has_started(group.call(rank, seq) for rank in waiting))
         known = (group.name, seq, op, waiting, completed, group.unknown, message)
-        return [*stuck, Stuck(*known, is_complete, is_watched, has_begun)]
+        return [*stuck, Stuck(*known, is_complete, has_begun)]
 
     def _stuck_transfer(self, group: Group, root: Root) -> Stuck | None:
         if root.kind != "stuck" or not root.is_complete:

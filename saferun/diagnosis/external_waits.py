@@ -144,8 +144,7 @@ class _Case:
         """Whether the Flight Recorders show a deadlock that includes these ranks, whatever they do meanwhile.
 
         A script may ask in a loop with a sleep in it whether a collective is over. A rank that waits for a server, a
-        file or a child does not wait in the calls that it has made before, such as an ``irecv``. Nor does any rank wait
-        in a call that belongs to a CUDA graph.
+        file or a child does not wait in the calls that it has made before, such as an ``irecv``.
         """
         found = self._findings
         waits = [wait.found for wait in self.waits if wait.rank in external]
@@ -153,7 +152,7 @@ class _Case:
             wait.kind in _OUTSIDE_CALLS or wait.detail.startswith(_FILE_LOCK) for wait in waits
         ):
             return False
-        stuck = (one.waiting for one in found.stuck if one.is_complete and one.is_watched and one.has_begun)
+        stuck = (one.waiting for one in found.stuck if one.is_complete and one.has_begun)
         circles = (circle.ranks for circle in found.circles)
         return bool(found.mismatched) or any(external.issubset(ranks) for ranks in (*stuck, *circles))
 

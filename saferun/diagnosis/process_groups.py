@@ -117,10 +117,6 @@ class Group:
         """What the ranks called under that number; empty where it is not known."""
         return next((call.op for rank in ranks if (call := self.call(rank, seq)) is not None), "")
 
-    def is_watched(self, rank: int, seq: int) -> bool:
-        """Whether a collective of a rank is not known to be of a CUDA graph, in which it never ends."""
-        return self.ranks[rank].watched < 0 or seq <= self.ranks[rank].watched
-
     def is_open(self, rank: int, seq: int) -> bool:
         """Whether a rank has begun a collective that has not ended."""
         return self.ranks[rank].completed < seq <= self.ranks[rank].enqueued

@@ -112,7 +112,7 @@ def rank_waits(
     workers: dict[int, list[StackDump]] = {}
     for dump in worker_dumps(capture.stacks):
         workers.setdefault(dump.rank, []).append(dump)
-    pending = {wait.rank: wait.op or "a collective" for wait in reversed(findings.waiting) if wait.is_watched}
+    pending = {wait.rank: wait.op or "a collective" for wait in reversed(findings.waiting)}
     behind = {rank for missing in findings.missing for rank in missing.ranks}
     natives = _natives(dumps, processes)
     keeping = {_likeness_of(dump, processes.get(rank)) for rank, dump in dumps.items() if keeps_gil(dump)}

@@ -57,15 +57,11 @@ class Root(Value):
 
 
 class _PendingCall(Value):
-    """A call of a rank that has not ended.
-
-    ``batch``: the same for calls of one batch; -1: it is in none. ``is_watched``: whether torch waits for its end.
-    """
+    """A call of a rank that has not ended. ``batch``: the same for calls of one batch; -1: it is in none."""
 
     order: int
     batch: int
     op: Op
-    is_watched: bool = True
 
 
 class _Members(Value):
@@ -114,9 +110,7 @@ class Wavefront:
         for index, group in enumerate(self._groups):
             for rank, seq in group.waits_in.items():
                 call = group.call(rank, seq)
-                found.setdefault(rank, []).append(
-                    _PendingCall(_order(call), -1, Op(index, seq), group.is_watched(rank, seq))
-                )
+                found.setdefault(rank, []).append(_PendingCall(_order(call), -1, Op(index, seq)))
             for rank, streams in group.streams.items():
                 for stream, calls in streams.items():
                     call = _first_open(calls)
@@ -124,12 +118,7 @@ class Wavefront:
                         op = _transfer(index, rank, stream, call.nth)
                         batch = index << 40 | call.seq
                         found.setdefault(rank, []).append(_PendingCall(_order(call), batch, op))
-        # Calls of CUDA graphs seem to be open for ever. They count if there is nothing else that may be waited for.
-        watched = {one.op for calls in found.values() for one in calls if one.is_watched}
-        if not watched:
-            return found
-        counted = {rank: [one for one in calls if one.op in watched] for rank, calls in found.items()}
-        return {rank: calls for rank, calls in counted.items() if calls}
+        return found
 
     # ------------------------------------------------------------------------------------------------ who is waited for
 

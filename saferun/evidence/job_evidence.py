@@ -124,9 +124,7 @@ class GroupProgress(Value):
 
     ``calls`` are the newest entries and the oldest of those that are not over, oldest first; ``ranks`` the group's
     members where known; ``number`` is the rank's own number of the group, in the order in which it made them.
-    ``watched``: the newest collective whose end torch waits for, -1: unknown. A later one was called while a CUDA graph
-    was captured, and never ends; or the rank has not come out of the call. ``timeout_ms``: the longest timeout of the
-    calls that are not over; -1: unknown.
+    ``timeout_ms``: the longest timeout of the calls that are not over; -1: unknown.
     """
 
     group: str
@@ -137,7 +135,6 @@ class GroupProgress(Value):
     completed: int
     calls: tuple[CollectiveCall, ...]
     number: int = -1
-    watched: int = -1
     timeout_ms: int = -1
 
 

@@ -240,14 +240,7 @@ def numbers_of_calls(text: bytes, backend: str) -> Numbers | None:
             newest = max(_number(call["record_id"]) for call in by_group[group])
             theirs = _without_members(by_group[group])
             tells = {call["is_p2p"] for call in theirs if _is_over(call)} | {False}
-            # A group's collectives end in the order of their numbers: what a later one leaves open is of a CUDA graph.
-            over = [_number(call["collective_seq_id"]) for call in theirs if _is_over(call) and not call["is_p2p"]]
-            waiting = [
-                _number(call["record_id"])
-                for call in theirs
-                if not _is_over(call) and call["is_p2p"] in tells
-                if call["is_p2p"] or _number(call["collective_seq_id"]) >= max(over, default=0)
-            ]
+            waiting = [_number(call["record_id"]) for call in theirs if not _is_over(call) and call["is_p2p"] in tells]
             numbers[group] = (newest, min(waiting) - 1 if waiting else newest)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

@@ -338,35 +338,6 @@ def test_a_coalesced_call_is_complete_once_one_of_its_members_is() -> None:
     assert groups_of(*members)["nccl:0"].completed == 4
 
 
-CAPTURED = [entry(4, "nccl:_broadcast_oop", retired=False), entry(4, "nccl:_broadcast_oop", retired=False)]
-"""Members of a coalesced collective that was called while a CUDA graph was captured."""
-
-
-def test_what_was_captured_in_a_graph_is_no_open_call_once_a_later_one_is_over() -> None:
-    """The collectives of a group end in the order of their numbers; sends among them hide torch's own numbers."""
-    send = p2p(7, "nccl:send 0->1")
-    group = groups_of(*CAPTURED, send, entry(5, "nccl:all_reduce"))["nccl:0"]
-    assert (group.completed, [call.retired for call in group.calls]) == (5, [True, True, False, True])
-    assert groups_of(*CAPTURED, send, entry(5, "nccl:all_reduce", retired=False))["nccl:0"].completed == 3
-    # Gloo's threads end them in any order.
-    assert groups_of(entry(4, retired=False), entry(5))["gloo:0"].completed == 3
-
-
-def test_what_was_captured_in_a_graph_and_is_the_newest_is_told_from_what_torch_waits_for() -> None:
-    def watched(last: object, *entries: dict[str, Any]) -> int:
-        status = {"0": {"last_enqueued_collective": last, "last_completed_collective": last}}
-        return groups_of(*entries, pg_status=status)["nccl:0"].watched
-
-    first = entry(3, "nccl:all_reduce")
-    assert watched("3", first, *CAPTURED) == 3
-    assert watched("-1", *CAPTURED) == 0
-    assert watched("4", first, CAPTURED[0]) == -1
-    assert watched([1], first, CAPTURED[0]) == -1
-    # The status has the number of a send, and the entry behind the members is not there.
-    assert watched("7", first, *CAPTURED, p2p(7, "nccl:send 0->1")) == 3
-    assert watched("7", first, *CAPTURED, entry(4, "nccl:coalesced"), p2p(7, "nccl:send 0->1")) == -1
-
-
 def p2p(seq: int, op: str, **other: Any) -> dict[str, Any]:
     """A send or receive within a batch: no event ever tells that it is over."""
     return entry(1, op, is_p2p=True, p2p_seq_id=seq, retired=False, **other)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from saferun.captures.recorder_content import read_groups
 from saferun.diagnosis.external_waits import GROUP_TIMEOUT, external_ranks, suspected, unreadable_processes
 from saferun.diagnosis.hang import diagnose_hang
 from saferun.evidence.gpu_evidence import NcclOutlier, NcclProcess
@@ -489,34 +490,6 @@ def test_a_call_that_a_rank_only_has_posted_does_not_make_its_wait_for_a_server_
     assert found(SLEEP) == ()
 
 
-def of_a_graph(found: RankCollectives, watched: int = 0) -> RankCollectives:
-    """The same with calls later than that one from a CUDA graph."""
-    return found._replace(groups=tuple(group._replace(watched=watched) for group in found.groups))
-
-
-def test_a_call_of_a_cuda_graph_proves_nothing() -> None:
-    """It never ends, as nothing asks for its end; replays of the graph are not recorded."""
-    captured = tuple(of_a_graph(recorder(rank, "all_reduce", completed=0)) for rank in range(3))
-    assert external(recorded(*POLLS_WORK, looks=POLLING, recorders=captured)) == (0, 1, 2)
-    assert external(recorded(ON_GPU, ON_GPU, ON_GPU, recorders=captured)) == (0, 1, 2)
-
-
-def test_a_call_that_torch_waits_for_comes_before_those_of_a_cuda_graph() -> None:
-    """Ranks 0 and 2 wait in a second group for rank 1."""
-    recorders = []
-    for rank in range(3):
-        waiting = CollectiveCall(1, "broadcast", "[[4]]", retired=False, is_p2p=False, created_ns=2, order=9)
-        calls = (waiting,) if rank != 1 else ()
-        second = GroupProgress("nccl:1", "OTHER", (0, 1, 2), len(calls), -1, 0, calls)
-        graph = of_a_graph(recorder(rank, "all_reduce", completed=0))
-        recorders.append(graph._replace(groups=(*graph.groups, second)))
-    found = recorded(ON_GPU, ON_GPU, ON_GPU, recorders=tuple(recorders))
-    cause = diagnose_hang(found).cause
-    assert cause is not None
-    assert cause.ranks == (1,)
-    assert external(found) == (1,)
-
-
 def nccl(
     *, started: tuple[int, ...] = (), completed: tuple[int, ...] = (), op: str = "all_reduce"
 ) -> tuple[RankCollectives, ...]:
@@ -529,6 +502,44 @@ def nccl(
         group = group._replace(group="nccl:0", calls=(call._replace(started=rank in started),))
         found.append(one._replace(groups=(group,)))
     return tuple(found)
+
+
+def dump_of_nccl(rank: int, *ops: tuple[str, str], last: str) -> RankCollectives:
+    """A recorder as torch writes it: calls and their states, and the last one that torch has on its list."""
+    entries = [
+        {
+            "record_id": seq,
+            "pg_id": 0,
+            "process_group": ["0", "default_pg"],
+            "collective_seq_id": seq,
+            "p2p_seq_id": 0,
+            "profiling_name": f"nccl:{op}",
+            "input_sizes": [[4]],
+            "output_sizes": [[4]],
+            "state": state,
+            "retired": state == "completed",
+            "is_p2p": False,
+        }
+        for seq, (op, state) in enumerate(ops, 1)
+    ]
+    status = {"last_enqueued_collective": last, "last_completed_collective": "-1"}
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}}
+    content = {"entries": entries, "pg_status": {"0": status}, "pg_config": config}
+    return RankCollectives(rank, read_groups(content, "dump_nccl_trace_json"))
+
+
+@pytest.mark.parametrize("last", ["-1", "1", "2"])
+def test_a_call_that_torch_does_not_have_on_its_list_yet_is_waited_in(last: str) -> None:
+    """A blocking wait keeps it from the list, or the rank has not come out of the call."""
+    first, second = ("all_reduce", "completed"), ("all_reduce", "scheduled")
+    recorders = (
+        dump_of_nccl(0, first, second, last=last),
+        dump_of_nccl(1, first, last="1"),
+        dump_of_nccl(2, first, second, last=last),
+    )
+    found = recorded(ON_GPU, (LOAD,), ON_GPU, looks={1: SLEEP}, recorders=recorders)
+    assert diagnose_hang(found).headline.startswith("the job hangs: rank 1 (node1) has not called the all_reduce")
+    assert external(found) == (1,)
 
 
 ALL_ON_GPU = (ON_GPU, ON_GPU, ON_GPU)
