@@ -48,8 +48,8 @@ class Stuck(Value):
     """A collective that all known ranks have called, and that does not end on ``waiting``.
 
     ``unknown`` are members of the group whose recorder did not answer; ``completed`` those on which it has ended;
-    ``is_complete`` is whether nothing is unknown about the members, ``has_begun`` whether it is the call that
-    lasts, and not what GPUs have to do before it.
+    ``is_complete`` is whether nothing is unknown about the members, ``lasts`` whether it is known to be the
+    call that does not end, and not what GPUs have to do before it.
     """
 
     group: str
@@ -60,7 +60,7 @@ class Stuck(Value):
     unknown: tuple[int, ...]
     message: str
     is_complete: bool = True
-    has_begun: bool = True
+    lasts: bool = True
 
 
 class Circle(Value):
@@ -333,10 +333,11 @@ class _Comparison:
             message += "; who else belongs to the group is not known"
         is_complete = group.members_known and not group.unknown
         # On a rank it ends only when all others have begun it, unless data flows in one direction.
-        has_begun = group.backend not in OF_GPUS or bool(completed and op.startswith(_EXCHANGES))
-        has_begun = has_begun or (is_complete and _has_started(group.call(rank, seq) for rank in waiting))
+        lasts = group.backend not in OF_GPUS or bool(completed and op.startswith(_EXCHANGES))
+        lasts = lasts or (is_complete and _has_started(group.call(rank, seq) for rank in waiting))
+        lasts = lasts or any(root.never_ends for root in self._roots if root.op == Op(index, seq))
         known = (group.name, seq, op, waiting, completed, group.unknown, message)
-        return [*stuck, Stuck(*known, is_complete, has_begun)]
+        return [*stuck, Stuck(*known, is_complete, lasts)]
 
     def _stuck_transfer(self, group: Group, root: Root) -> Stuck | None:
         if root.kind != "stuck" or not root.is_complete:
@@ -348,9 +349,9 @@ class _Comparison:
             message += f", which has ended on {ranks_text(root.ended)}"
         else:
             message += ", which both have called and neither has completed"
-        has_begun = group.backend not in OF_GPUS or _has_started(self._front.call(rank, root.op) for rank in root.ranks)
+        lasts = group.backend not in OF_GPUS or _has_started(self._front.call(rank, root.op) for rank in root.ranks)
         found = Stuck(group.name, root.op.number, "send", root.ranks, root.ended, (), message)
-        return found._replace(has_begun=has_begun)
+        return found._replace(lasts=lasts)
 
     # ----------------------------------------------------------------------------------------------- sends and receives
 

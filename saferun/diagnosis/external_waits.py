@@ -152,7 +152,7 @@ class _Case:
             wait.kind in _OUTSIDE_CALLS or wait.detail.startswith(_FILE_LOCK) for wait in waits
         ):
             return False
-        stuck = (one.waiting for one in found.stuck if one.is_complete and one.has_begun)
+        stuck = (one.waiting for one in found.stuck if one.is_complete and one.lasts)
         circles = (circle.ranks for circle in found.circles)
         return bool(found.mismatched) or any(external.issubset(ranks) for ranks in (*stuck, *circles))
 
@@ -167,7 +167,7 @@ class _Case:
         stuck = [one for one in self._findings.stuck if not cause.ranks or {*cause.ranks} & {*one.waiting}]
         ranks = {rank for one in stuck for rank in one.waiting}
         has_failed = any(rank in self._failed or has_failed_gpu(self._hosts, rank) for rank in ranks)
-        return () if has_failed or any(one.has_begun for one in stuck) else tuple(sorted(ranks))
+        return () if has_failed or any(one.lasts for one in stuck) else tuple(sorted(ranks))
 
     def is_external(self, wait: Wait) -> bool:
         """Whether a rank waits for something outside the job, by itself or for a process that does."""

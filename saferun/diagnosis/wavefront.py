@@ -20,6 +20,9 @@ from saferun.evidence.job_evidence import CollectiveCall, RankCollectives
 from saferun.model import Value
 
 _UNKNOWN_ORDER = 1 << 62
+_ONE_AND_THE_REST = 2
+_Sizes = dict[tuple[int, int], list[int]]
+"""The ranks that hand in and get so many elements."""
 
 
 class Op(Value):
@@ -46,6 +49,7 @@ class Root(Value):
         ended: if ``stuck``, the members on which the call has ended.
         suspects: those of ``ranks`` that may be the cause.
         is_complete: whether nothing is unknown about the members.
+        never_ends: if ``stuck``, whether the sizes on its members cannot belong together.
     """
 
     kind: str
@@ -54,6 +58,7 @@ class Root(Value):
     ended: tuple[int, ...] = ()
     suspects: tuple[int, ...] = ()
     is_complete: bool = True
+    never_ends: bool = False
 
 
 class _PendingCall(Value):
@@ -203,8 +208,11 @@ class Wavefront:
             ops = sorted(node for node in component if not isinstance(node, int))
             if not ranks:
                 members = self._members[ops[0]]
-                suspects = self._suspects(ops[0], members)
-                found.append(Root("stuck", members.here, ops[0], members.ended, suspects, members.is_complete))
+                sizes = _sizes({rank: self.call(rank, ops[0]) for rank in members.here})
+                never_ends = _cannot_belong(sizes, is_whole=members.is_complete and not members.ended)
+                suspects = self._suspects(ops[0], members, _alone(sizes) if never_ends else ())
+                known = (members.ended, suspects, members.is_complete, never_ends)
+                found.append(Root("stuck", members.here, ops[0], *known))
             elif ops:
                 found.append(Root("circle", ranks, ops[0], (), self._odd_ones(ranks, ops)))
             else:
@@ -235,7 +243,7 @@ class Wavefront:
         """A call that waits for this rank."""
         return next((op for op, members in self._members.items() if rank in members.awaited), Op(-1, -1))
 
-    def _suspects(self, op: Op, members: _Members) -> tuple[int, ...]:
+    def _suspects(self, op: Op, members: _Members, of_other_size: tuple[int, ...]) -> tuple[int, ...]:
         """Of the members of a call that all have made, those that may be the cause."""
         ranks = list(members.here)
         failing = [rank for rank in ranks if self._known[rank].has_failed]
@@ -245,8 +253,7 @@ class Wavefront:
         begun = [rank for rank, call in calls.items() if call is not None and call.started]
         if begun and len(begun) < len(ranks):
             return tuple(rank for rank in ranks if rank not in begun)
-        is_whole = members.is_complete and not members.ended
-        return self._of_other_size(calls, is_whole=is_whole) or self._least_advanced(op, ranks) or tuple(ranks)
+        return of_other_size or self._least_advanced(op, ranks) or tuple(ranks)
 
     def _least_advanced(self, op: Op, ranks: Sequence[int]) -> tuple[int, ...]:
         """Those that have completed less in another group than the other ranks, though all have queued the same there.
@@ -266,32 +273,6 @@ class Wavefront:
             if len(stands) == len(ranks) and len({called for called, _ in stands.values()}) == 1 and len(completed) > 1:
                 return tuple(rank for rank in ranks if stands[rank][1] == min(completed))
         return ()
-
-    @staticmethod
-    def _of_other_size(calls: Mapping[int, CollectiveCall | None], *, is_whole: bool) -> tuple[int, ...]:
-        """The only rank whose all_to_all has other sizes than those of the rest, if they cannot belong together.
-
-        Each rank may legally hand in and get another number of elements, as with a last batch that is short: as many
-        are handed in then, by all ranks together, as they get. But if each gets as many as it hands in, the call is
-        taken for one without split sizes, which are equal on all ranks.
-
-        Args:
-            calls: those of the ranks that are in it.
-            is_whole: whether these are all members.
-        """
-        sizes: dict[tuple[int, int], list[int]] = {}
-        for rank, call in calls.items():
-            given = elements_of(call.sizes) if call is not None and call.op.startswith("all_to_all") else None
-            taken = elements_of(call.output_sizes) if call is not None else None
-            if given is None or taken is None:
-                return ()
-            sizes.setdefault((sum(given), sum(taken)), []).append(rank)
-        alone = [ranks for ranks in sizes.values() if len(ranks) == 1]
-        if len(sizes) != 2 or len(alone) != 1:  # noqa: PLR2004 - one and the rest
-            return ()
-        surplus = sum((given - taken) * len(ranks) for (given, taken), ranks in sizes.items())
-        is_even = all(given == taken for given, taken in sizes)
-        return tuple(alone[0]) if is_even or (is_whole and surplus) else ()
 
     def call(self, rank: int, op: Op) -> CollectiveCall | None:
         """What a rank has called; of a transfer, the first to or from that peer that is not over."""
@@ -325,6 +306,40 @@ class Wavefront:
         if op.source < 0:
             return self._groups[op.group].ranks[rank].enqueued >= op.number
         return self.state_of(rank, op) != "absent"
+
+
+def _sizes(calls: Mapping[int, CollectiveCall | None]) -> _Sizes:
+    """Of ranks in an all_to_all, how many elements they hand in and get; empty where that is not known of all."""
+    sizes: _Sizes = {}
+    for rank, call in calls.items():
+        given = elements_of(call.sizes) if call is not None and call.op.startswith("all_to_all") else None
+        taken = elements_of(call.output_sizes) if call is not None else None
+        if given is None or taken is None:
+            return {}
+        sizes.setdefault((sum(given), sum(taken)), []).append(rank)
+    return sizes
+
+
+def _cannot_belong(sizes: _Sizes, *, is_whole: bool) -> bool:
+    """Whether the sizes of ranks in an all_to_all cannot belong to the same one.
+
+    Each rank may legally hand in and get another number of elements, as with a last batch that is short: as many are
+    handed in then, by all ranks together, as they get. But if each gets as many as it hands in, the call is taken for
+    one without split sizes, which are equal on all ranks.
+
+    Args:
+        sizes: those of the ranks that are in it.
+        is_whole: whether these are all members.
+    """
+    surplus = sum((given - taken) * len(ranks) for (given, taken), ranks in sizes.items())
+    is_even = all(given == taken for given, taken in sizes)
+    return bool(is_whole and surplus) or (is_even and len(sizes) == _ONE_AND_THE_REST)
+
+
+def _alone(sizes: _Sizes) -> tuple[int, ...]:
+    """The only rank with other sizes than those of the rest, if all of these have the same."""
+    alone = [ranks for ranks in sizes.values() if len(ranks) == 1]
+    return tuple(alone[0]) if len(sizes) == _ONE_AND_THE_REST and len(alone) == 1 else ()
 
 
 def _largest(scores: Mapping[int, float]) -> tuple[int, ...]:

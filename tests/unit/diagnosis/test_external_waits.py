@@ -570,6 +570,24 @@ def test_a_collective_that_has_begun_on_all_gpus_is_what_lasts() -> None:
     assert external(recorded(*later, recorders=nccl(completed=(0,), op="broadcast"))) == (1, 2)
 
 
+@pytest.mark.parametrize("sizes", [("[[8]]", "[[9]]"), ("[[9]]", "[[9]]"), ("[[9]]", "[[8]]")])
+def test_an_all_to_all_whose_sizes_cannot_belong_together_never_ends(sizes: tuple[str, str]) -> None:
+    """Whatever the GPUs have to do before it."""
+
+    def found(*of_ranks: tuple[str, str]) -> tuple[int, ...]:
+        recorders = []
+        for one, (given, taken) in zip(nccl(op="all_to_all"), of_ranks, strict=True):
+            (group,) = one.groups
+            calls = (group.calls[0]._replace(sizes=given, output_sizes=taken),)
+            recorders.append(one._replace(groups=(group._replace(calls=calls),)))
+        return external(recorded(*ALL_ON_GPU, recorders=tuple(recorders)))
+
+    equal = ("[[8]]", "[[8]]")
+    assert found(equal, equal, sizes) == ()
+    assert found(equal, equal, equal) == (0, 1, 2)
+    assert found(("[[8]]", "[[7]]"), ("[[8]]", "[[8]]"), ("[[8]]", "[[9]]")) == (0, 1, 2)
+
+
 def test_what_shows_a_failure_makes_a_collective_that_all_have_called_certain() -> None:
     """The kernel log, a recorder whose CUDA has an error, or what NCCL knows of its processes; and heartbeats."""
     recorders = nccl()
