@@ -35,6 +35,8 @@ _BACKENDS = ("nccl2", "nccl-lazy", "ncclx", "rcclx")
 _OF_BACKEND = "fr_trace_json?backend="
 # Calls that were made as one: ``coalesced``; collectives also as ``all_gather_into_tensor_coalesced`` and the like.
 _AS_ONE = "coalesced"
+# A call begins with it.
+_CALL = b'{"collective_seq_id"'
 _TAIL_BYTES = 1 << 18
 _LIMIT_BYTES = 256 << 20
 _READ_BYTES = 1 << 18
@@ -69,6 +71,7 @@ class NumbersQuery:
         self._unsent = b""
         self._tail = bytearray()
         self._received = 0
+        self._has_lost_calls = False
         self._on_done: Callable[[], None] = _nothing
 
     @classmethod
@@ -100,6 +103,7 @@ class NumbersQuery:
         )
         self._tail.clear()
         self._received = 0
+        self._has_lost_calls = False
         try:
             self._socket = Socket(AF_UNIX)
             self._socket.setblocking(False)
@@ -130,6 +134,8 @@ class NumbersQuery:
         self._received += len(chunk)
         self._tail += chunk
         if len(self._tail) > 2 * _TAIL_BYTES:
+            # (What is long may also be the list of groups.)
+            self._has_lost_calls |= self._tail.find(_CALL, 0, -_TAIL_BYTES) >= 0
             del self._tail[:-_TAIL_BYTES]
         if not chunk or self._received > _LIMIT_BYTES:
             self._take(bytes(self._tail))
@@ -138,7 +144,7 @@ class NumbersQuery:
     def _take(self, text: bytes) -> None:
         """Take the end of an answer."""
         backend = "nccl" if self._handler == _NCCL_CALLS else self._handler.partition(_OF_BACKEND)[2]
-        numbers = numbers_of_calls(text, backend) if backend else numbers_from(text, is_cut=self._received > len(text))
+        numbers = numbers_of_calls(text, backend) if backend else numbers_from(text, is_cut=self._has_lost_calls)
         if numbers is None:
             return
         if self._handler == _NCCL and not numbers:
@@ -167,7 +173,7 @@ def numbers_from(text: bytes, *, is_cut: bool = False) -> Numbers | None:
 
     Args:
         text: the end of the answer.
-        is_cut: whether there was more before it.
+        is_cut: whether there were more calls before it.
     """
     _, found, rest = text.rpartition(b'"pg_status":')
     if not found:
@@ -199,7 +205,7 @@ def _with_open_calls(text: bytes, *, is_cut: bool) -> set[str] | None:
 
 def _calls(text: bytes) -> list[dict[str, Any]]:
     """The calls that the end of an answer holds whole."""
-    begin, end = text.find(b'{"collective_seq_id"'), text.rfind(b'}],"nccl_comm_state"')
+    begin, end = text.find(_CALL), text.rfind(b'}],"nccl_comm_state"')
     calls: list[dict[str, Any]] = json.loads(b"[" + text[begin : end + 1] + b"]") if 0 <= begin < end else []
     return calls
 

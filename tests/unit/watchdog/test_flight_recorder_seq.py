@@ -192,6 +192,17 @@ def test_of_a_long_answer_only_its_end_is_read(tmp_path: Path, monkeypatch: pyte
     assert asked_of(answers, tmp_path) == ([*answers], [(7, 7), (900, 900)])
 
 
+@pytest.mark.parametrize("handler", [NUMBERS, "fr_trace_json"])
+def test_a_long_list_of_groups_does_not_hide_calls_where_there_are_none(
+    handler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL's numbers come without calls, in large jobs behind hundreds of kilobytes of ranks."""
+    monkeypatch.setattr("saferun.watchdog.flight_recorder_seq._TAIL_BYTES", 500)
+    groups = b'{"entries":[],"pg_config":{"0":{"ranks":"' + b"1," * 2000 + b'"}},'
+    answers = {NUMBERS: b"{}", "fr_trace_json": b"{}", handler: groups + OPEN_BY_STATUS + b"}"}
+    assert asked_of(answers, tmp_path) == ([*answers], [(7, 6), (900, 900)])
+
+
 def test_where_nccl_s_recorder_is_empty_the_backends_are_asked(tmp_path: Path) -> None:
     """And the first that has groups is the last that is asked."""
     answers = {
