@@ -51,6 +51,7 @@ _EVENT_WAIT = Calls(("/threading.py", ("wait",)))
 _NO_STACKS = "unanswering"
 _CERTAIN = frozenset({"stopped", "spinning", _NO_STACKS, "dead"})
 _ON_GPU, _IN_CALL = "gpu", "collective"
+_ON_GPUS = frozenset({_ON_GPU, _IN_CALL})
 _ALL_HAVE_CALLED = frozenset({"hang_all_in_collective", "hang_stuck_collective"})
 # By NCCL's RAS.
 _LOST = frozenset({"dead", "unanswering", "failed", "aborted"})
@@ -449,17 +450,17 @@ def suspected(
         unreadable: as of ``unreadable_processes``.
         by: what sets that time.
     """
-    kinds = {group.kind for group in diagnosis.groups if not {*group.ranks}.isdisjoint(ranks)}
+    on_gpus = {rank: group.kind for group in diagnosis.groups if group.kind in _ON_GPUS for rank in group.ranks}
+    kinds = {on_gpus.get(rank, "") for rank in ranks}
     is_one = len(ranks) == 1
     what = "something outside the job, which may still come"
-    if kinds == {_ON_GPU}:
-        what = "its GPU, which may still compute" if is_one else "their GPUs, which may still compute"
-    elif kinds == {_IN_CALL}:
-        gpus = "its GPU" if is_one else "their GPUs"
+    gpus = "its GPU" if is_one else "their GPUs"
+    if kinds == {_IN_CALL}:
         what = f"a call that all have made, before which {gpus} may still compute"
+    elif kinds <= _ON_GPUS:
+        what = f"{gpus}, which may still compute"
     does = f"{ranks_text(ranks)} {'waits' if is_one else 'wait'} for {what}"
-    on_gpu = {rank for group in diagnosis.groups if group.kind == _ON_GPU for rank in group.ranks}
-    hidden = {rank: process for rank, process in (unreadable or {}).items() if rank in ranks and rank not in on_gpu}
+    hidden = {rank: process for rank, process in (unreadable or {}).items() if rank in ranks and rank not in on_gpus}
     if hidden:
         does = _hidden_text(hidden)
     line = f"{does}: the hang is certain after {duration_text(certain_after_s)} ({by})"

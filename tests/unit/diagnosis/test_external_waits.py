@@ -426,7 +426,8 @@ def test_a_child_that_cannot_be_read_is_not_taken_for_its_rank() -> None:
         f"rank 1 waits for something outside the job, or for ffmpeg (pid {CHILD}), which may be at work: its I/O and "
         "system calls cannot be read in /proc: the hang is certain after 1200 s"
     )
-    line = suspected(diagnose_hang(found), (0, 1), 1200.0, {0: ffmpeg, 1: ffmpeg}).findings[0]
+    both = job(*MP_QUEUE, syscall="read", wchan="pipe_read", children=(ffmpeg,), others={0: MP_QUEUE})
+    line = suspected(diagnose_hang(both), (0, 1), 1200.0, {0: ffmpeg, 1: ffmpeg}).findings[0]
     assert line.startswith(
         "ranks 0-1 wait for something outside the job, or for processes below them, which may be at work: their I/O "
     )
@@ -558,6 +559,16 @@ def test_a_gpu_may_still_compute_before_a_collective_that_all_have_called() -> N
     assert external(recorded(*ALL_ON_GPU, recorders=nccl(started=(0, 2)))) != ()
     # Who asks in a loop whether the call is over waits for it likewise.
     assert external(recorded(*POLLS_WORK, looks=POLLING, recorders=nccl())) == (0, 1, 2)
+
+
+def test_what_is_said_of_gpus_does_not_depend_on_what_else_ranks_do() -> None:
+    """Some processes cannot be read, or one waits for its GPU and in no call."""
+    found = recorded(*ALL_ON_GPU, looks={1: UNREADABLE}, recorders=nccl())
+    line = suspected(diagnose_hang(found), (0, 1, 2), 1200.0, unreadable_processes(found)).findings[0]
+    assert line.startswith("ranks 0-2 wait for a call that all have made, before which their GPUs may still compute")
+    mixed = recorded(ON_GPU, ON_GPU, ON_GPU, recorders=(*nccl()[:2], recorder(2, completed=0)))
+    line = suspected(diagnose_hang(mixed), (0, 1, 2), 1200.0).findings[0]
+    assert line.startswith("ranks 0-2 wait for their GPUs, which may still compute")
 
 
 def test_a_collective_that_has_begun_on_all_gpus_is_what_lasts() -> None:
