@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from saferun.diagnosis.mismatched_calls import MismatchedCall, first_mismatch, groups_alike, left_out
 from saferun.diagnosis.process_groups import OF_GPUS, Group, groups_of
 from saferun.diagnosis.wavefront import Op, Root, Wavefront
-from saferun.evidence.job_evidence import CollectiveCall, RankCollectives
+from saferun.evidence.job_evidence import RankCollectives
 from saferun.model import Value
 from saferun.text.wording import ranks_text
 
@@ -334,7 +334,7 @@ class _Comparison:
         is_complete = group.members_known and not group.unknown
         # On a rank it ends only when all others have begun it, unless data flows in one direction.
         lasts = group.backend not in OF_GPUS or bool(completed and op.startswith(_EXCHANGES))
-        lasts = lasts or (is_complete and _has_started(group.call(rank, seq) for rank in waiting))
+        lasts = lasts or (is_complete and all(self._front.has_started(rank, Op(index, seq)) for rank in waiting))
         lasts = lasts or any(root.never_ends for root in self._roots if root.op == Op(index, seq))
         known = (group.name, seq, op, waiting, completed, group.unknown, message)
         return [*stuck, Stuck(*known, is_complete, lasts)]
@@ -349,7 +349,7 @@ class _Comparison:
             message += f", which has ended on {ranks_text(root.ended)}"
         else:
             message += ", which both have called and neither has completed"
-        lasts = group.backend not in OF_GPUS or _has_started(self._front.call(rank, root.op) for rank in root.ranks)
+        lasts = group.backend not in OF_GPUS or all(self._front.has_started(rank, root.op) for rank in root.ranks)
         found = Stuck(group.name, root.op.number, "send", root.ranks, root.ended, (), message)
         return found._replace(lasts=lasts)
 
@@ -372,11 +372,6 @@ class _Comparison:
                 )
                 found.append(Unpaired(group, rank, peer, name, message))
         return found
-
-
-def _has_started(calls: Iterable[CollectiveCall | None]) -> bool:
-    """Whether the kernels of all calls are known to have begun."""
-    return all(call is not None and call.started for call in calls)
 
 
 def _stand(group: Group) -> GroupStand:

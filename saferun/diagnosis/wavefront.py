@@ -249,8 +249,7 @@ class Wavefront:
         failing = [rank for rank in ranks if self._known[rank].has_failed]
         if failing:
             return tuple(failing)
-        calls = {rank: self.call(rank, op) for rank in ranks}
-        begun = [rank for rank, call in calls.items() if call is not None and call.started]
+        begun = [rank for rank in ranks if self.has_started(rank, op)]
         if begun and len(begun) < len(ranks):
             return tuple(rank for rank in ranks if rank not in begun)
         return of_other_size or self._least_advanced(op, ranks) or tuple(ranks)
@@ -281,6 +280,13 @@ class Wavefront:
             return group.call(rank, op.number)
         stream: Stream = ("send", op.target) if rank == op.source else ("recv", op.source)
         return _first_open(group.streams.get(rank, {}).get(stream, []))
+
+    def has_started(self, rank: int, op: Op) -> bool:
+        """Whether the kernel of a call is known to have begun; of a coalesced one only the last entry may tell."""
+        if op.source >= 0:
+            call = self.call(rank, op)
+            return call is not None and call.started
+        return any(call.started for call in self._groups[op.group].calls.get(rank, {}).get(op.number, ()))
 
     def _odd_ones(self, ranks: Sequence[int], ops: Sequence[Op]) -> tuple[int, ...]:
         """Of ranks that wait for each other in a circle, those that call in another order than the rest.

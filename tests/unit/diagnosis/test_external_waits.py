@@ -561,6 +561,17 @@ def test_a_gpu_may_still_compute_before_a_collective_that_all_have_called() -> N
     assert external(recorded(*POLLS_WORK, looks=POLLING, recorders=nccl())) == (0, 1, 2)
 
 
+def test_members_of_a_coalesced_call_have_begun_once_the_entry_behind_them_has() -> None:
+    recorders = []
+    for one in nccl(started=(0, 1, 2)):
+        (group,) = one.groups
+        (last,) = group.calls
+        member = last._replace(op="all_gather_into_tensor", started=False)
+        calls = (member, member, last._replace(op="coalesced"))
+        recorders.append(one._replace(groups=(group._replace(calls=calls),)))
+    assert external(recorded(*ALL_ON_GPU, recorders=tuple(recorders))) == ()
+
+
 def test_what_is_said_of_gpus_does_not_depend_on_what_else_ranks_do() -> None:
     """Some processes cannot be read, or one waits for its GPU and in no call."""
     found = recorded(*ALL_ON_GPU, looks={1: UNREADABLE}, recorders=nccl())
