@@ -20,8 +20,8 @@ from saferun.text.wording import ranks_text
 _ANCHORS = 4
 _LINES_SHOWN = 16
 _STEPS_SHOWN = 4
-# In these each rank needs something from each other.
-_EXCHANGES = ("all", "barrier", "reduce_scatter")
+# In these each rank needs something from each other; in an all_to_all it may get nothing from some.
+_EXCHANGES = ("all_reduce", "allreduce", "all_gather", "barrier", "reduce_scatter")
 
 
 # ------------------------------------------------------------------------------------------------------------- findings

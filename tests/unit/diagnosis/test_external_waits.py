@@ -590,6 +590,8 @@ def test_a_collective_that_has_begun_on_all_gpus_is_what_lasts() -> None:
     assert external(recorded(*POLLS_WORK, looks=POLLING, recorders=nccl(started=(0, 1, 2)))) == ()
     # What is sent by one rank may have left it before the others have begun.
     assert external(recorded(*later, recorders=nccl(completed=(0,), op="broadcast"))) == (1, 2)
+    # Split sizes may be zero.
+    assert external(recorded(*later, recorders=nccl(completed=(0,), op="all_to_all"))) == (1, 2)
 
 
 @pytest.mark.parametrize("sizes", [("[[8]]", "[[9]]"), ("[[9]]", "[[9]]"), ("[[9]]", "[[8]]")])
