@@ -28,6 +28,8 @@ _CALLS_LIMIT = 200
 _DISORDER = 32
 _FRAMES_LIMIT = 16
 _RANKS_LIMIT = 1 << 16
+_DIMENSIONS_LIMIT = 64
+_FEW_TENSORS = 4
 _TEXT_LIMIT = 200
 _NUMBER_LIMIT = 1 << 62
 _TIMEOUT_LIMIT_MS = 1 << 40  # 35 years
@@ -286,6 +288,8 @@ def _call(entry: _Entry, *, is_over: bool, nth: int) -> CollectiveCall:
         entry.failed and not is_over,
         number_of(raw.get("record_id")),
         nth,
+        _elements(raw.get("input_sizes")),
+        _elements(raw.get("output_sizes")),
     )
 
 
@@ -294,6 +298,24 @@ def _sizes(raw: Any) -> str:  # noqa: ANN401 - JSON
         return _text(json.dumps(raw))
     except (TypeError, ValueError, RecursionError):
         return ""
+
+
+def _elements(raw: Any) -> int:  # noqa: ANN401 - JSON
+    """How many elements tensors have together that are too many for a text of their sizes; else -1."""
+    shapes = _list(raw)
+    if not _FEW_TENSORS < len(shapes) <= _RANKS_LIMIT:
+        return -1
+    total = 0
+    for shape in shapes:
+        count = 1 if isinstance(shape, (list, tuple)) else -1
+        for size in _list(shape)[:_DIMENSIONS_LIMIT]:
+            count = min(count * size, _NUMBER_LIMIT) if type(size) is int and size >= 0 else -1
+            if count < 0:
+                break
+        if count < 0:
+            return -1
+        total += count
+    return total if total < _NUMBER_LIMIT else -1
 
 
 def _dtypes(raw: dict[str, Any]) -> str:

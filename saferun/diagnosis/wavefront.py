@@ -318,12 +318,20 @@ def _sizes(calls: Mapping[int, CollectiveCall | None]) -> _Sizes:
     """Of ranks in an all_to_all, how many elements they hand in and get; empty where that is not known of all."""
     sizes: _Sizes = {}
     for rank, call in calls.items():
-        given = elements_of(call.sizes) if call is not None and call.op.startswith("all_to_all") else None
-        taken = elements_of(call.output_sizes) if call is not None else None
-        if given is None or taken is None:
+        if call is None or not call.op.startswith("all_to_all"):
             return {}
-        sizes.setdefault((sum(given), sum(taken)), []).append(rank)
+        given, taken = _total(call.elements, call.sizes), _total(call.output_elements, call.output_sizes)
+        if given < 0 or taken < 0:
+            return {}
+        sizes.setdefault((given, taken), []).append(rank)
     return sizes
+
+
+def _total(elements: int, sizes: str) -> int:
+    if elements >= 0:
+        return elements
+    counts = elements_of(sizes)
+    return sum(counts) if counts is not None else -1
 
 
 def _cannot_belong(sizes: _Sizes, *, is_whole: bool) -> bool:

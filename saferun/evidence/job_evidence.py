@@ -102,6 +102,8 @@ class CollectiveCall(Value):
         failed: whether torch has given it up: it timed out or failed.
         order: its place among all calls of the process; -1: unknown.
         nth: of a send or receive, its place among those to or from that peer, from 1; -1: unknown.
+        elements: how many are handed in, of all tensors together, where these are more than a few; else -1.
+        output_elements: like ``elements``.
     """
 
     seq: int
@@ -117,6 +119,8 @@ class CollectiveCall(Value):
     failed: bool = False
     order: int = -1
     nth: int = -1
+    elements: int = -1
+    output_elements: int = -1
 
 
 class GroupProgress(Value):

@@ -338,6 +338,16 @@ def test_a_coalesced_call_is_complete_once_one_of_its_members_is() -> None:
     assert groups_of(*members)["nccl:0"].completed == 4
 
 
+@pytest.mark.parametrize(
+    ("shapes", "elements"),
+    [([[2, 3]] * 9, 54), ([[]] * 9, 9), ([[2, 3]], -1), ([3] * 9, -1), ([[-3]] * 9, -1), ([[1 << 61] * 3] * 9, -1)],
+)
+def test_elements_of_many_tensors_are_counted(shapes: list[Any], elements: int) -> None:
+    """The text of their sizes is cut."""
+    ((call,),) = (group.calls for group in groups_of(entry(5, input_sizes=shapes, output_sizes=[[1]] * 9)).values())
+    assert (call.elements, call.output_elements) == (elements, 9)
+
+
 def p2p(seq: int, op: str, **other: Any) -> dict[str, Any]:
     """A send or receive within a batch: no event ever tells that it is over."""
     return entry(1, op, is_p2p=True, p2p_seq_id=seq, retired=False, **other)

@@ -612,6 +612,30 @@ def test_an_all_to_all_whose_sizes_cannot_belong_together_never_ends(sizes: tupl
     assert found(("[[8]]", "[[7]]"), ("[[8]]", "[[8]]"), ("[[8]]", "[[9]]")) == (0, 1, 2)
 
 
+def test_sizes_of_tensors_for_many_ranks_count_as_well() -> None:
+    """The text of their sizes is cut."""
+    recorders = []
+    for rank in range(40):
+        tensors = [[128 + (rank == 5), 64]] * 40
+        entry = {
+            "record_id": 1,
+            "process_group": ["0", "default_pg"],
+            "collective_seq_id": 1,
+            "profiling_name": "nccl:all_to_all",
+            "input_sizes": tensors,
+            "output_sizes": tensors,
+            "state": "scheduled",
+        }
+        config = {"0": {"name": "0", "desc": "default_pg", "ranks": str([*range(40)])}}
+        groups = read_groups({"entries": [entry], "pg_config": config}, "dump_nccl_trace_json")
+        recorders.append(RankCollectives(rank, groups))
+    found = recorded(*[ON_GPU] * 40, recorders=tuple(recorders))
+    cause = diagnose_hang(found).cause
+    assert cause is not None
+    assert cause.ranks == (5,)
+    assert external(found) == ()
+
+
 def test_what_shows_a_failure_makes_a_collective_that_all_have_called_certain() -> None:
     """The kernel log, a recorder whose CUDA has an error, or what NCCL knows of its processes; and heartbeats."""
     recorders = nccl()
