@@ -217,8 +217,10 @@ class _Case:
         if holds_gil and not self._leads_to_others(main, one.rank):
             return _NOTHING
         if found.kind == _ON_GPU:
-            # Where it is not known whether it waits in a collective, it most likely does.
-            return one.rank in self._recorded and not has_failed_gpu(self._hosts, one.rank), ()
+            # Where it is not known whether it waits in a collective, it most likely does; all may only be queued there.
+            are_queued = any(one.rank in stuck.unknown and not stuck.lasts for stuck in self._findings.stuck)
+            is_known = one.rank in self._recorded or (are_queued and one.rank not in self._failed)
+            return is_known and not has_failed_gpu(self._hosts, one.rank), ()
         if found.kind == "uninterruptible":
             # A file server may answer again; what a driver waits for is not to be seen.
             return main is not None and main.outside, ()

@@ -636,6 +636,14 @@ def test_sizes_of_tensors_for_many_ranks_count_as_well() -> None:
     assert external(found) == ()
 
 
+def test_a_gpu_may_compute_before_a_collective_also_where_its_recorder_does_not_answer() -> None:
+    silent = RankCollectives(2, (), "it does not answer")
+    assert external(recorded(*ALL_ON_GPU, recorders=(*nccl()[:2], silent))) == (2,)
+    assert external(recorded(*ALL_ON_GPU, recorders=(*nccl()[:2], silent._replace(has_failed=True)))) == ()
+    on_processors = tuple(recorder(rank, "all_reduce", completed=0) for rank in range(2))
+    assert external(recorded(*ALL_ON_GPU, recorders=(*on_processors, silent))) == ()
+
+
 def test_what_shows_a_failure_makes_a_collective_that_all_have_called_certain() -> None:
     """The kernel log, a recorder whose CUDA has an error, or what NCCL knows of its processes; and heartbeats."""
     recorders = nccl()
