@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import threading
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -311,6 +312,9 @@ class Told:
 
     def send(self, message: dict[str, Any]) -> None:
         self.said.append(message)
+
+    def send_away(self, joins: Collection[int]) -> None:
+        """Nobody else has come."""
 
 
 def test_a_coordinator_lives_on_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
