@@ -93,6 +93,7 @@ class JobChannel:
         self._cannot_bind: SaferunError | None = None  # why this head has no ports
         self._retry_s = _FIRST_RETRY_S
         self._has_joined = False  # has been asked to
+        self._has_met = False  # this launch has met other tasks or hosts
         self._is_wanted = False  # the coordinator is to be started as soon as it is known who serves the endpoint
         self._is_closed = False
         self._end_answers: EndAnswers | None = None
@@ -162,6 +163,7 @@ class JobChannel:
 
     def _hear(self, message: JsonObject) -> None:
         self._head_notice.end()
+        self._has_met = self._has_met or message.get("op") == "joined"
         self._on_message(message)
 
     def open(self) -> None:
@@ -262,8 +264,8 @@ class JobChannel:
             self._ports.refuse_tasks(_join_failed(self._cannot_bind), _LATE_TASKS_S)
         else:
             # Who comes while the coordinator waits for other hosts belongs to the next launch of this step.
-            has_met = self._has_joined and self.client.unanswered is None
-            self._ports.refuse_tasks(NOT_HERE if has_met else None)
+            is_over = self._has_met and self.client.unanswered is None
+            self._ports.refuse_tasks(NOT_HERE if is_over else None)
         self.client.close(_GOODBYE_S)
         if self._torch_process is not None:
             self._torch_process.close()

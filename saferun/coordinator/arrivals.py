@@ -122,9 +122,11 @@ class Arrivals:
         return Waiting([name[:_LONGEST_NAME] for name in dict.fromkeys(names)], is_all)
 
     def store_answers(self) -> bool:
-        """Whether the store answers now, to a connection that is made for this."""
-        self._used_at = -math.inf
-        return self._ask(lambda client, _: client.add(f"{self._prefix}hosts", 0) >= 0, False, _READ_S)
+        """Whether the store in which this host has registered answers now, to a connection that is made for this."""
+        number, self._used_at = self._number, -math.inf
+        if number is None:
+            return False
+        return self._ask(lambda client, _: client.add(f"{self._prefix}hosts", 0) > number, False, _READ_S)
 
     def note_end(self, note: EndNote) -> None:
         """Tell those who wait that a user has ended the job: their rendezvous is going to be closed."""

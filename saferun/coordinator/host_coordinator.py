@@ -102,7 +102,7 @@ class HostCoordinator:
         self._rejoin_s: float | None = None  # for how long tasks are still waited for that are to rejoin
         self._ended = EndedAttempts()
         self._rejoined: list[tuple[TaskConnection, int]] = []  # before the attempt goes on
-        self._head_has_joined = self._sends_away = False
+        self._sends_away = False
 
     def handle(self, connection: TaskConnection, message: Message) -> bool:
         """Do what a task asks for. False where the message is none of those that are known here."""
@@ -173,7 +173,6 @@ class HostCoordinator:
         secret = message.pop("secret", None)
         request: JoinRequest = fit(JoinRequest, message)
         task = request.task
-        self._head_has_joined = self._head_has_joined or connection.is_head
         if self._sends_away:
             connection.send(NOT_HERE)
             return
@@ -213,7 +212,6 @@ class HostCoordinator:
         found = decode_resumption(str(message["text"]))
         if found is None or not connection.is_head or self._rdzv is not None:
             raise ValueError("there is nothing to resume")
-        self._head_has_joined = True
         secret = message.get("secret")
         rdzv = RendezvousRound(request)
         rdzv.is_over = True
@@ -431,7 +429,8 @@ class HostCoordinator:
         """The head goes: end in good order, in the background, and then call ``done``. Bounded."""
         rdzv = self._rdzv
         joins = rdzv.joins if rdzv is not None and not rdzv.is_over else {}
-        self._sends_away = self._head_has_joined and 0 not in joins  # else it leaves while they meet
+        # Who has yet to join belongs to the next launch: in this one all tasks had joined when an attempt began.
+        self._sends_away = self._attempt is not None and 0 not in joins  # else it leaves while they meet
         if self._sends_away:
             self._tasks.send_away(joins)
 

@@ -209,8 +209,8 @@ class Wavefront:
             if not ranks:
                 members = self._members[ops[0]]
                 sizes = _sizes({rank: self.call(rank, ops[0]) for rank in members.here})
-                never_ends = _cannot_belong(sizes, is_whole=members.is_complete and not members.ended)
-                suspects = self._suspects(ops[0], members, _alone(sizes) if never_ends else ())
+                never_ends = members.is_complete and not members.ended and _surplus(sizes) != 0
+                suspects = self._suspects(ops[0], members, _alone(sizes) if never_ends or _is_even(sizes) else ())
                 known = (members.ended, suspects, members.is_complete, never_ends)
                 found.append(Root("stuck", members.here, ops[0], *known))
             elif ops:
@@ -334,20 +334,20 @@ def _total(elements: int, sizes: str) -> int:
     return sum(counts) if counts is not None else -1
 
 
-def _cannot_belong(sizes: _Sizes, *, is_whole: bool) -> bool:
-    """Whether the sizes of ranks in an all_to_all cannot belong to the same one.
+def _surplus(sizes: _Sizes) -> int:
+    """How many elements more ranks in an all_to_all hand in than they get; other than 0 in all: the call never ends.
 
-    Each rank may legally hand in and get another number of elements, as with a last batch that is short: as many are
-    handed in then, by all ranks together, as they get. But if each gets as many as it hands in, the call is taken for
-    one without split sizes, which are equal on all ranks.
-
-    Args:
-        sizes: those of the ranks that are in it.
-        is_whole: whether these are all members.
+    Each rank may legally hand in and get another number of elements, as with a last batch that is short.
     """
-    surplus = sum((given - taken) * len(ranks) for (given, taken), ranks in sizes.items())
-    is_even = all(given == taken for given, taken in sizes)
-    return bool(is_whole and surplus) or (is_even and len(sizes) == _ONE_AND_THE_REST)
+    return sum((given - taken) * len(ranks) for (given, taken), ranks in sizes.items())
+
+
+def _is_even(sizes: _Sizes) -> bool:
+    """Whether each rank gets as many as it hands in: an all_to_all without split sizes, most likely.
+
+    That has equal sizes on all ranks. A halo exchange with split sizes has not.
+    """
+    return all(given == taken for given, taken in sizes)
 
 
 def _alone(sizes: _Sizes) -> tuple[int, ...]:

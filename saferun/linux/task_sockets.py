@@ -262,7 +262,7 @@ def answer_tasks(listener: Socket, answer: JsonObject, most: int = _BACKLOG, wai
         try:
             connection = accept_connection(listener)
         except BlockingIOError:
-            if ready[0][1] & select.POLLHUP:
+            if ready[0][1] & select.POLLHUP or time.monotonic() >= give_up_at:
                 return  # it takes no more tasks
             continue  # that one has gone, or the coordinator has it
         except OSError:

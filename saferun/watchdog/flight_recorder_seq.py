@@ -135,7 +135,7 @@ class NumbersQuery:
         self._tail += chunk
         if len(self._tail) > 2 * _TAIL_BYTES:
             # (What is long may also be the list of groups.)
-            self._has_lost_calls |= self._tail.find(_CALL, 0, -_TAIL_BYTES) >= 0
+            self._has_lost_calls |= self._tail.find(_CALL, 0, len(self._tail) - _TAIL_BYTES + len(_CALL) - 1) >= 0
             del self._tail[:-_TAIL_BYTES]
         if not chunk or self._received > _LIMIT_BYTES:
             self._take(bytes(self._tail))

@@ -274,6 +274,7 @@ def test_who_ends_an_earlier_launch_sends_those_to_the_next_one_that_have_just_c
     if has_met:
         head.send(JOIN)
         head.client.unanswered = None
+        head._hear({"op": "joined"})
     task.channel.open()
     monkeypatch.setattr(head.client, "close", lambda _seconds: None)
     head.close()
