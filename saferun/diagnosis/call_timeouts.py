@@ -12,19 +12,15 @@ from saferun.diagnosis.process_groups import OF_GPUS
 from saferun.evidence.job_evidence import RankCollectives
 
 _DEFAULT_S = 1800.0
-_DEFAULT_OF_NCCL_S = 600.0
-"""Where the backend is given as ``nccl``. Where none is given, or NCCL is one of several, it is the other."""
+_DEFAULT_ON_GPUS_S = 600.0
 
 
 def raised_timeout_s(collectives: Iterable[RankCollectives]) -> float:
-    """The longest timeout of calls that are not over, in seconds; 0.0 where none is longer than torch's default.
-
-    How the backend of a group was given is not known: on GPUs it may have either default.
-    """
+    """The longest timeout of calls that are not over, in seconds; 0.0 where none is longer than torch's default."""
     longest_s = 0.0
     for group in (group for one in collectives for group in one.groups):
         timeout_s = group.timeout_ms / 1000
-        default_s = _DEFAULT_OF_NCCL_S if group.group.partition(":")[0] in OF_GPUS else _DEFAULT_S
-        if timeout_s > default_s and timeout_s != _DEFAULT_S:
+        default_s = _DEFAULT_ON_GPUS_S if group.group.partition(":")[0] in OF_GPUS else _DEFAULT_S
+        if timeout_s > default_s:
             longest_s = max(longest_s, timeout_s)
     return longest_s

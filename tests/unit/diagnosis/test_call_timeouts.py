@@ -25,10 +25,6 @@ def recorder(rank: int, *groups: tuple[str, float]) -> RankCollectives:
         ("gloo", 1800, 0.0),
         ("gloo", 1801, 1801.0),
         ("nccl", 600, 0.0),
-        # init_process_group() without a backend, or with "cpu:gloo,cuda:nccl".
-        ("nccl", 1800, 0.0),
-        ("nccl", 1801, 1801.0),
-        ("nccl", 900, 900.0),
         ("nccl", 7200, 7200.0),
         ("nccl2", 7200, 7200.0),
         ("gloo", 60, 0.0),
