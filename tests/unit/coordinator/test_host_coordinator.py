@@ -293,3 +293,10 @@ def test_a_task_is_not_sent_away_by_a_launch_that_has_yet_to_meet(monkeypatch: p
     again.join()
     farewell(again)
     assert again.sent_away == []
+    failed = Host(monkeypatch)
+    failed.join()
+    rdzv = failed.coordinator._rdzv
+    assert rdzv is not None
+    rdzv.is_over = True  # with an error that each task hears, but those that come later
+    farewell(failed)
+    assert failed.sent_away == []
