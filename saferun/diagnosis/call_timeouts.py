@@ -1,7 +1,8 @@
-"""How long the calls that ranks wait in may last, by the timeout that the script has set. Pure.
+"""How long the calls that ranks wait in may last, by the timeout of their process group. Pure.
 
-Who sets a longer one than torch's default (``init_process_group(timeout=)``, ``new_group(timeout=)``) expects a rank to
-come to a call that late. As long as this is possible, no hang is certain that may end by itself.
+Who sets one that is longer than a backend's default (``init_process_group(timeout=)``, ``new_group(timeout=)``) expects
+a rank to come to a call that late. As long as this is possible, no hang is certain that may end by itself. Where no
+backend or several are given, torch gives NCCL the longer default of gloo; it waits that long then, so it counts.
 """
 
 from __future__ import annotations

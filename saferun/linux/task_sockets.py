@@ -258,7 +258,10 @@ def answer_tasks(listener: Socket, answer: JsonObject, most: int = _BACKLOG, wai
     poll = select.poll()  # `select` takes no descriptor beyond 1023
     poll.register(listener.fileno(), select.POLLIN)
     listener.setblocking(False)
-    while most > 0 and (ready := poll.poll(max(0.0, give_up_at - time.monotonic()) * 1000)):
+    for _ in range(_BACKLOG):  # another user's processes may connect again and again, where the name is abstract
+        ready = poll.poll(max(0.0, give_up_at - time.monotonic()) * 1000) if most > 0 else []
+        if not ready:
+            return
         try:
             connection = accept_connection(listener)
         except BlockingIOError:
