@@ -1,6 +1,18 @@
 """Evidence -> diagnosis. Pure.
 
 ``diagnose`` is the entry point. Crashes are judged in ``crash``, hangs in ``hang``; both are loaded when there is one.
+What has a similar name here:
+
+``crash``, ``crash_cases``, ``judged_failures``, ``causes``
+    Why an attempt failed; which failed rank explains the others; one rank alone; the rules for its cause.
+``hang``, ``hang_classes``, ``rank_waits``, ``wait_rules``
+    Why nothing moves; the classes of causes and their advice; who waits in what; the rules for one rank.
+``collectives``, ``mismatched_calls``, ``diverging_calls``
+    Flight Recorders compared; different calls under one number; the last Python calls compared (``--trace-calls``).
+``job_end``, ``job_hosts``, ``host_fault``, ``network_faults``
+    Ends that are no rank's failure; which rank is on which host; whether one is bad; what is wrong between hosts.
+``timeouts``, ``call_timeouts``
+    What is said of ranks that waited too long; how long a call may last.
 """
 
 from __future__ import annotations
