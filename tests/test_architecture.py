@@ -667,7 +667,7 @@ def _says(init: Path) -> bool:
     return len(words.splitlines()) > 2
 
 
-@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/internals.md"])
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/internals.md"])
 def test_files_that_the_document_names_are_there(page: str) -> None:
     """A name that has moved leads nowhere."""
     text = (ROOT / page).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""All checks of a host by itself. For a new one see "a new preflight check" in ARCHITECTURE.md."""
+"""All checks of a host by itself. For a new one see "A new preflight check" in CONTRIBUTING.md."""
 
 from __future__ import annotations
 
