@@ -76,9 +76,9 @@ def external_ranks(evidence: Evidence, cause: Cause | None) -> tuple[int, ...]:
     external = {wait.rank for wait in odd if case.is_external(wait)}
     ended = {wait.rank for wait in case.waits if wait.found.kind == "dead"}
     blamed = cause.ranks if cause is not None else ()
-    if not external and not ended:
+    if not external:
         return case.queued_ranks(cause)
-    if not external or (blamed and not {*blamed} & (external | ended)) or case.is_proven(external):
+    if (blamed and not {*blamed} & (external | ended)) or case.is_proven(external):
         return ()
     if any(wait.found.kind == "lock" and wait.rank not in external and not case.waits_for_a_rank(wait) for wait in odd):
         return ()

@@ -246,7 +246,7 @@ class _Case:
 
     def _early_exit(self) -> Judgement | None:
         dead = self._kind("dead")
-        if not dead or not self._held_up:
+        if not dead or not self._held_up or self._needs_none_that_ended():
             return None
         ranks = tuple(wait.rank for wait in dead)
         names = self._names(ranks)
@@ -270,6 +270,18 @@ class _Case:
             location=living[0].location,
         )
         return Judgement(cause, "; ".join([headline, *doing[:_SHOWN_WAITS]]), findings=tuple(doing[_SHOWN_WAITS:]))
+
+    def _needs_none_that_ended(self) -> bool:
+        """Whether all that wait are in calls which all members have made, and no member has ended."""
+        dead = {wait.rank for wait in self._kind("dead")}
+        made = {
+            (one.group, one.seq)
+            for one in self._findings.stuck
+            if one.is_complete and not dead.intersection((*one.waiting, *one.completed))
+        }
+        held_up = {wait.rank for wait in self._held_up}
+        waiting = [one for one in self._findings.waiting if one.rank in held_up]
+        return held_up == {one.rank for one in waiting} and all((one.group, one.seq) in made for one in waiting)
 
     def _of(self, odd: Sequence[Wait]) -> Judgement | None:
         """Name those among ranks that do not wait for others that are the likeliest cause."""
@@ -406,13 +418,20 @@ class _Case:
         same_location = len({wait.location for wait in self._held_up}) == 1
         at = f" at {first.location}" if same_location and first.location else ""
         what = _what_they_wait_in(self._held_up)
-        headline = f"{self._all_ranks} wait in {what}{at}"
+        dead = self._kind("dead")
+        who = self._names([wait.rank for wait in self._held_up]) if dead else self._all_ranks
+        headline = f"{who} {_waits(self._held_up) if dead else 'wait'} in {what}{at}"
         is_store = first.found.kind == "network"
         stuck = self._findings.stuck[0] if self._findings.stuck else None
         if stuck is not None and (stuck.is_complete or {*stuck.waiting} >= {*self._waits}):
             headline += ", and none of them is missing there"
         elif not is_store:
             headline += "; the rank they wait for is unknown"
+        if dead:
+            how = dead[0].found.detail if len({wait.found.detail for wait in dead}) == 1 else "each by itself"
+            ranks = [wait.rank for wait in dead]
+            is_in = "is not in their group" if len(dead) == 1 else "are not in their groups"
+            headline += f"; {ranks_text(ranks)}, which {_has(ranks)} ended ({how}), {is_in}"
         advice = STORE_ADVICE if is_store else ALL_ADVICE
         proof = stuck.message if stuck is not None else ""
         cause = Cause("hang_all_in_collective", f"all ranks wait in {what}", (), proof, advice, at.removeprefix(" at "))

@@ -669,3 +669,29 @@ def test_a_collective_of_the_processors_waits_for_no_gpu() -> None:
     assert external(recorded(IN_STEP, IN_STEP, IN_STEP, recorders=late)) == ()
     ends = (RankEnd(2, 2, 102, ExitStatus(0, None), 9.0, 9.0, stopped_by_us=False),)
     assert external(recorded(*ALL_ON_GPU, recorders=nccl(), ends=ends)) == ()
+
+
+def test_a_rank_that_has_ended_outside_the_group_of_a_call_does_not_make_it_certain() -> None:
+    """It may have had nothing left to do: an evaluator, or a rank of another group."""
+    ended = (RankEnd(3, 3, 103, ExitStatus(0, None), 9.0, 9.0, stopped_by_us=False),)
+
+    def found_with(recorders: tuple[RankCollectives, ...], description: str = "trainers") -> Evidence:
+        group = [one.groups[0]._replace(description=description) for one in recorders]
+        recorders = tuple(one._replace(groups=(its,)) for one, its in zip(recorders, group, strict=True))
+        return recorded(*ALL_ON_GPU, (), recorders=recorders, ends=ended)
+
+    found = found_with(nccl())
+    assert external(found) == (0, 1, 2)
+    diagnosis = diagnose_hang(found)
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.class_name == "hang_all_in_collective"
+    assert "ranks 0-2" in diagnosis.headline
+    assert diagnosis.headline.endswith("rank 3, which has ended (exit code 0), is not in their group")
+    # One that has begun on all GPUs lasts, whoever has ended.
+    assert external(found_with(nccl(started=(0, 1, 2)))) == ()
+    # Of the default group all ranks are members, and what an ended one has called is not known.
+    found = found_with(nccl(), "default_pg")
+    assert external(found) == ()
+    diagnosis = diagnose_hang(found)
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.class_name == "hang_early_exit"
