@@ -233,6 +233,7 @@ NOT_AT_START = (
     "saferun.cluster.host_ports",
     "saferun.cluster.job",
     "saferun.cluster.job_channel",
+    "saferun.cluster.job_view",
     "saferun.cluster.leader_routes",
     "saferun.cluster.messages",
     "saferun.cluster.schedulers",

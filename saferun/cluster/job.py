@@ -13,8 +13,9 @@ from saferun.cluster.coordinator_replacement import CoordinatorReplacement
 from saferun.cluster.job_attempt import JobAttempt, JobContext
 from saferun.cluster.job_channel import JobChannel
 from saferun.cluster.job_sender import JobSender
-from saferun.cluster.job_values import AbortReason, Assignment, EvidenceChunk, JobCallbacks, LostHost
-from saferun.cluster.join_messages import EndNote, Joined, Peer, SecretSharing, TaskInfo
+from saferun.cluster.job_values import Assignment, EvidenceChunk, JobCallbacks
+from saferun.cluster.job_view import JobView
+from saferun.cluster.join_messages import EndNote, Joined, SecretSharing, TaskInfo
 from saferun.cluster.leader_clock import LeaderClock
 from saferun.cluster.meeting_failure import MeetingFailure, read_meeting_failure
 from saferun.cluster.messages import LONGEST_MESSAGE, Ignored
@@ -46,7 +47,7 @@ _REJOIN_TIMEOUT_S = 60.0
 _MOST_ROUTES = 8  # addresses of other hosts for which the interface that leads there is looked up
 
 
-class Job(JobSender, SharedStore):
+class Job(JobSender, JobView, SharedStore):
     """The other hosts, with the interface of ``cluster.job_interface.JobPort``.
 
     Args:
@@ -70,10 +71,6 @@ class Job(JobSender, SharedStore):
         secret: JobSecret | None = None,
         open_channel: Callable[..., JobChannel] = JobChannel,
     ) -> None:
-        self.host = 0
-        self.leads = False
-        self.leader = ""
-        self.other_addresses: tuple[str, ...] = ()
         self.chunk_limit_bytes = 1 << 16
         self.is_join_failure_reported = self.is_refusal_printed = False
         self.blamed: tuple[int, ...] = ()  # ranks of the job that the hang is blamed on that was captured last
@@ -104,7 +101,6 @@ class Job(JobSender, SharedStore):
         super().__init__(channel, callbacks.attempt, Roster(0, self._task, has_tasks=task is not None), clock)
         self.client = channel.torch
         self.is_head = channel.is_head
-        self.peers: Mapping[int, Peer] = {}
         self.reports = RankReports(self, lambda: self.current.report)
         self._context = JobContext(
             config,
@@ -135,25 +131,6 @@ class Job(JobSender, SharedStore):
         self.storeless_job = None
         self.current = attempt
         self.blamed = ()
-
-    @property
-    def lost(self) -> Mapping[int, LostHost]:
-        """The hosts that have been lost in this attempt."""
-        return self.current.lost
-
-    @property
-    def abort_reason(self) -> AbortReason | None:
-        """Why the attempt ends on all hosts."""
-        return self.current.abort_reason
-
-    @property
-    def start_stage(self) -> JsonObject | None:
-        """How far the ranks have come, as their store shows it."""
-        return self.current.start_stage
-
-    def nic_fault(self) -> str:
-        """What is amiss with an interface to other hosts; empty: nothing."""
-        return self.current.silent_hosts.own_nic_fault()
 
     # ----------------------------------------------------------------------------------------------------------------
     # The loop's side
@@ -285,7 +262,8 @@ class Job(JobSender, SharedStore):
             return
         assignment = assignment_from(self._config, joined)
         placement = assignment.placement
-        addresses = self._take_roster(joined, assignment)
+        self.roster = self._roster_of(joined, assignment)
+        self.chunk_limit_bytes = chunk_limit(joined)
         self.leader_clock.forget()  # another host may lead
         attempt = JobAttempt(
             self._context,
@@ -293,7 +271,7 @@ class Job(JobSender, SharedStore):
             label=placement.host,
             leader=self.leader,
             leads=self.leads,
-            addresses=addresses[:_MOST_ROUTES],
+            addresses=self.roster.host_addresses[:_MOST_ROUTES],
             local_ranks={rank_assignment.rank: rank_assignment.local_rank for rank_assignment in placement.ranks},
             is_head=self.is_head,
             patience_after_s=self._config.patience_after_s(joined.restarts, assignment.spares, leads=self.leads),
@@ -308,26 +286,22 @@ class Job(JobSender, SharedStore):
             self._print_line(f"saferun: {printable(met)} ({_OFF})")
         self._callbacks.on_assigned(assignment)
 
-    def _take_roster(self, joined: Joined, assignment: Assignment) -> list[str]:
-        """Take this host's place among the hosts. Returns the addresses of other hosts, as far as they are known."""
+    def _roster_of(self, joined: Joined, assignment: Assignment) -> Roster:
+        """This host's place among the hosts, by their agreement."""
         placement = assignment.placement
-        self.leads, self.leader = assignment.leads, placement.leader
-        self.host = placement.group_rank
-        has_tasks = self._config.hosts.task is not None
-        self.roster = Roster(
-            self.host,
+        has_neighbours = placement.local_world_size > len(placement.ranks)
+        return Roster(
+            placement.group_rank,
             self._task,
-            has_tasks=has_tasks,
+            has_tasks=self._config.hosts.task is not None,
             label=joined.label,
             peers=joined.peers,
             spares=joined.spare_peers,
+            leader=placement.leader,
+            leads=assignment.leads,
+            leader_addresses=joined.leader_addresses,
+            neighbour_addresses=(*self._own_addresses, "127.0.0.1", "::1") if has_neighbours else (),
         )
-        self.peers = self.roster.peers
-        self.chunk_limit_bytes = chunk_limit(joined)
-        addresses = self.roster.other_addresses() if self.host == 0 else list(joined.leader_addresses)
-        has_neighbours = placement.local_world_size > len(placement.ranks)
-        self.other_addresses = (*addresses, *((*self._own_addresses, "127.0.0.1", "::1") if has_neighbours else ()))
-        return addresses
 
     def _note_signed(self, joined: Joined) -> None:
         """Note by which secret the hosts sign their messages, or why by none."""

@@ -30,14 +30,9 @@ class JobPort(Part, Protocol):
     Attributes:
         client: of the process that has torch, the coordinator on most hosts: takes torchrun's events for its handlers.
         is_head: whether this process speaks for its host: it is the only one, or the one with local rank 0.
-        host: this host's number; like what follows known when the hosts have met.
-        leads: whether this process decides for the job.
-        leader: the name of the host that does; empty where there is only this one.
         is_join_failure_reported: whether another host prints why the hosts could not meet, or this one printed it
             while it waited.
         is_refusal_printed: whether another host has refused to start, which it prints itself.
-        peers: all hosts, on the leader of several.
-        other_addresses: of hosts with other ranks of the job, as far as they are known: on the leader all of them.
         chunk_limit_bytes: how large a chunk of evidence may be.
         end: set before ``close``: how the launch ends; None: by an error.
         blamed: set by whoever finds out: the ranks of the job that caused the last hang.
@@ -47,13 +42,8 @@ class JobPort(Part, Protocol):
 
     client: CoordinatorClient
     is_head: bool
-    host: int
-    leads: bool
-    leader: str
     is_join_failure_reported: bool
     is_refusal_printed: bool
-    peers: Mapping[int, Peer]
-    other_addresses: tuple[str, ...]
     chunk_limit_bytes: int
     end: Finish | None
     blamed: tuple[int, ...]
@@ -81,6 +71,28 @@ class JobPort(Part, Protocol):
     @property
     def is_endpoint_here(self) -> bool:
         """Whether the endpoint of torch's rendezvous is this host, as far as is known."""
+
+    # This host's place in the job, which is known when the hosts have met.
+
+    @property
+    def host(self) -> int:
+        """This host's number."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process decides for the job."""
+
+    @property
+    def leader(self) -> str:
+        """The name of the host that does; empty where there is only this one."""
+
+    @property
+    def peers(self) -> Mapping[int, Peer]:
+        """All hosts, on the leader of several."""
+
+    @property
+    def other_addresses(self) -> tuple[str, ...]:
+        """Of hosts with other ranks of the job, as far as they are known: on the leader all of them."""
 
     # Before the ranks.
 

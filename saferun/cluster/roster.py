@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from saferun.cluster.join_messages import Peer
 from saferun.cluster.messages import MOST_TASKS
@@ -19,6 +19,10 @@ class Roster:
         has_tasks: whether each rank has a saferun of its own.
         peers: all hosts with ranks.
         spares: all hosts without.
+        leader: the name of the host that decides for the job.
+        leads: whether this process decides for the job.
+        leader_addresses: of the leader, where that is another host.
+        neighbour_addresses: this host's own, where other processes of the job have ranks on it.
     """
 
     def __init__(
@@ -30,6 +34,10 @@ class Roster:
         label: str = "",
         peers: Iterable[Peer] = (),
         spares: Iterable[Peer] = (),
+        leader: str = "",
+        leads: bool = False,
+        leader_addresses: Sequence[str] = (),
+        neighbour_addresses: Sequence[str] = (),
     ) -> None:
         self.host = host
         self.task = task
@@ -37,6 +45,10 @@ class Roster:
         self._has_tasks = has_tasks
         self.peers = {peer.host: peer for peer in peers}
         self.spares = {peer.host: peer for peer in spares}
+        self.leader = leader
+        self.leads = leads
+        self._leader_addresses = leader_addresses
+        self._neighbour_addresses = neighbour_addresses
 
     @property
     def task_count(self) -> int:
@@ -52,9 +64,17 @@ class Roster:
         """The host of a saferun; None: there is no such saferun."""
         return self.peers[host] if task < self.tasks_of(host) else None
 
-    def other_addresses(self) -> list[str]:
-        """The addresses of all hosts with ranks but the first one."""
+    @property
+    def host_addresses(self) -> list[str]:
+        """The addresses of other hosts, as far as they are known: on the first host those of all hosts with ranks."""
+        if self.host != 0:
+            return list(self._leader_addresses)
         return [address for peer in list(self.peers.values())[1:] for address in peer.addresses]
+
+    @property
+    def other_addresses(self) -> tuple[str, ...]:
+        """The addresses at which there are other ranks of the job, as far as they are known."""
+        return (*self.host_addresses, *self._neighbour_addresses)
 
     def others(self, hosts: Iterable[int] | None = None) -> set[tuple[int, int]]:
         """All other saferuns, by host and task, or only the first ones of these hosts."""
