@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -10,40 +9,39 @@ from typing import TYPE_CHECKING
 
 from saferun.cluster.coordinator_client import KILLED_HINT
 from saferun.cluster.coordinator_replacement import CoordinatorReplacement
-from saferun.cluster.job_attempt import JobAttempt, JobContext
+from saferun.cluster.job_attempt import JobAttempt
 from saferun.cluster.job_channel import JobChannel
+from saferun.cluster.job_context import JobContext
 from saferun.cluster.job_sender import JobSender
 from saferun.cluster.job_values import Assignment, EvidenceChunk, JobCallbacks
 from saferun.cluster.job_view import JobView
-from saferun.cluster.join_messages import EndNote, Joined, SecretSharing, TaskInfo
+from saferun.cluster.join_messages import EndNote, Joined
 from saferun.cluster.leader_clock import LeaderClock
-from saferun.cluster.meeting_failure import MeetingFailure, read_meeting_failure
+from saferun.cluster.meeting import Meeting
+from saferun.cluster.meeting_failure import MeetingFailure
+from saferun.cluster.meeting_reports import MeetingReports
 from saferun.cluster.messages import LONGEST_MESSAGE, Ignored
 from saferun.cluster.rank_reports import RankReports
-from saferun.cluster.rendezvous_messages import JoinedParts, assignment_from, chunk_limit, hosts_text, join_request
+from saferun.cluster.rendezvous_messages import assignment_from, chunk_limit, hosts_text
 from saferun.cluster.roster import Roster
 from saferun.cluster.shared_store import SharedStore
-from saferun.cluster.storeless_job import StorelessJob
-from saferun.cluster.wait_lines import WaitLines
+from saferun.cluster.store_loss import StoreLoss
 from saferun.config import LaunchConfig
-from saferun.errors import EXIT_USAGE, SaferunError, printable
+from saferun.errors import SaferunError, printable
 from saferun.files.run_dir import RunDirectory
-from saferun.linux.bare_socket import short_host_name
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
 from saferun.supervisor.actions import Finish, JoinHosts
-from saferun.supervisor.events import HostsAwaited, JobLost, StartFailed, StopRequested
+from saferun.supervisor.events import StopRequested
 from saferun.text.decoding import display_text, number, text
 from saferun.text.typed_json import fit
 
 if TYPE_CHECKING:
     from saferun.cluster.secret import JobSecret
+    from saferun.cluster.storeless_job import StorelessJob
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4096
-_ALONE = "if this process is not part of a larger job, pass --standalone"
 _OFF = "--scheduler none ignores the scheduler, as torchrun does"
-# The rendezvous timeout after a lost store: hosts may disagree whether the start was over, and then some do not come.
-_REJOIN_TIMEOUT_S = 60.0
 _MOST_ROUTES = 8  # addresses of other hosts for which the interface that leads there is looked up
 
 
@@ -72,19 +70,11 @@ class Job(JobSender, JobView, SharedStore):
         open_channel: Callable[..., JobChannel] = JobChannel,
     ) -> None:
         self.chunk_limit_bytes = 1 << 16
-        self.is_join_failure_reported = self.is_refusal_printed = False
-        self.blamed: tuple[int, ...] = ()  # ranks of the job that the hang is blamed on that was captured last
-        self.storeless_job: StorelessJob | None = None  # set while the job runs on without its store
         self.end: Finish | None = None
-        self._own_addresses: tuple[str, ...] = ()
-        self._joining = False
-        self._joined_parts = JoinedParts()
-        self._after_loss = False  # the store of the leader was lost
-        self._config = config
-        self._poller = poller
-        self._run_dir = run_dir
-        self._callbacks = callbacks
-        self._post, self._print_line = callbacks.post, callbacks.print_line
+        self.ignored = Ignored(self._warn)
+        self.unsigned = Ignored(self._warn)
+        self._meeting: Meeting | None = None  # the one that is under way
+        self._meeting_reports = MeetingReports(config, callbacks)
         self._secret = secret
         channel = open_channel(
             config,
@@ -96,9 +86,9 @@ class Job(JobSender, JobView, SharedStore):
             replacement=self._replace_coordinator,
         )
         task = config.hosts.task
-        self._task = task.local_rank if task is not None else 0
+        roster = Roster(0, task.local_rank if task is not None else 0, has_tasks=task is not None)
         clock = LeaderClock(run_dir.write_event if channel.is_head else None)
-        super().__init__(channel, callbacks.attempt, Roster(0, self._task, has_tasks=task is not None), clock)
+        super().__init__(channel, callbacks.attempt, roster, clock)
         self.client = channel.torch
         self.is_head = channel.is_head
         self.reports = RankReports(self, lambda: self.current.report)
@@ -106,6 +96,7 @@ class Job(JobSender, JobView, SharedStore):
             config,
             poller,
             callbacks,
+            run_dir=run_dir,
             sender=self,
             reports=self.reports,
             on_channel_lost=self._on_channel_lost,
@@ -113,24 +104,34 @@ class Job(JobSender, JobView, SharedStore):
             clock=self.leader_clock,
         )
         self.current = JobAttempt(self._context)
+        self._store_loss = StoreLoss(self.current, channel)
         self._replacement = CoordinatorReplacement(
             self,
             config.hosts.host_timeout_s,
             on_resumed=self._on_resumed,
             on_failed=lambda reason: self._on_channel_lost(reason, KILLED_HINT, is_own=True),
         )
-        hint = _ALONE if config.hosts.detected else ""
-        self._wait_lines = WaitLines(callbacks.set_status, self._print_line, hint)
-        self.ignored = Ignored(self._warn)
-        self.unsigned = Ignored(self._warn)
 
     def _begin(self, attempt: JobAttempt) -> None:
         self.current.silent_hosts.end()
-        if self.storeless_job is not None:
-            self.storeless_job.end()
-        self.storeless_job = None
+        self._store_loss.end()
         self.current = attempt
-        self.blamed = ()
+        self._store_loss = StoreLoss(attempt, self._channel)
+
+    @property
+    def storeless_job(self) -> StorelessJob | None:
+        """Set while the job runs on without its store, or without this host's coordinator."""
+        return self._store_loss.storeless_job
+
+    @property
+    def is_join_failure_reported(self) -> bool:
+        """Whether the user knows from elsewhere why the hosts could not meet."""
+        return self._meeting_reports.is_failure_reported
+
+    @property
+    def is_refusal_printed(self) -> bool:
+        """Whether another host has refused to start, which it prints itself."""
+        return self._meeting_reports.is_refusal_printed
 
     # ----------------------------------------------------------------------------------------------------------------
     # The loop's side
@@ -138,8 +139,7 @@ class Job(JobSender, JobView, SharedStore):
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        storeless = self.storeless_job.deadline if self.storeless_job is not None else None
-        moments = (self._channel.deadline, self.current.deadline, self._replacement.deadline, storeless)
+        moments = [one.deadline for one in (self._channel, self.current, self._replacement, self._store_loss)]
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
@@ -148,8 +148,7 @@ class Job(JobSender, JobView, SharedStore):
             self._channel.tick(now)
         self.current.tick(now)
         self._replacement.tick(now)
-        if self.storeless_job is not None:
-            self.storeless_job.tick(now)
+        self._store_loss.tick(now)
 
     @property
     def pids(self) -> set[int]:
@@ -165,14 +164,14 @@ class Job(JobSender, JobView, SharedStore):
         end = self.end or Finish(1)
         by = self.asked_here(end.by) if end.ours else end.by
         note = {"note": EndNote(by, end.at_once)._asdict()} if by else {}
-        if not self._joining:
+        if self._meeting is None:
             if self.leads:
                 self.acknowledge()  # its own decision, which it does not wait to hear
-            hosts = self._config.hosts
+            hosts = self._context.config.hosts
             # An elastic job is not over where one host could not join it.
             outside = self.current.number < 0 and hosts.least != hosts.most
             # As under torchrun: a job that the scheduler starts again meets in the same etcd by the same id.
-            stays_open = end.by_signal and self._config.rendezvous.outlives_job
+            stays_open = end.by_signal and self._context.config.rendezvous.outlives_job
             self._channel.send({"op": "leave"} if end.leaves or outside or stays_open else {"op": "close", **note})
         elif note:
             # Hosts that this one waits for may be waiting for it in turn: they learn that the job has ended.
@@ -212,37 +211,13 @@ class Job(JobSender, JobView, SharedStore):
             host_info: what this host found out about itself.
             probe_endpoint: how others can probe it.
         """
-        from saferun.linux.netlink import own_addresses
-
-        config, channel, last = self._config, self._channel, self.current
+        config, last = self._context.config, self.current
         replaces_leader = config.moves_leader and not self.leads and action.left_out == 0
-        self._after_loss = self._after_loss or replaces_leader
+        after_loss = self._store_loss.is_of_leader or replaces_leader
         left_out = sorted({*last.lost, *last.lost_spares, *([action.left_out] if action.left_out >= 0 else ())})
         self._begin(JobAttempt(self._context))
-        self._joining, self._joined_parts = True, JoinedParts()
-        timeout_s = config.hosts.start_timeout_s
-        # Shorter after a lost store: each host decided for itself to meet again, and some may not have.
-        if self._after_loss:
-            timeout_s, self._after_loss = min(timeout_s, _REJOIN_TIMEOUT_S), False
-        base = self._run_dir.shared_base if config.shares_secret else ""
-        self._own_addresses = tuple(own_addresses())
-        record = TaskInfo(
-            config.nproc_per_node,
-            config.role,
-            os.getpid(),
-            addresses=self._own_addresses,
-            port=channel.control_port,
-            files=self._run_dir.name,
-            host_info=host_info,
-            probe_endpoint=probe_endpoint,
-            full=config.checks.full,
-        )
-        request = join_request(
-            config.hosts, config.rendezvous, action, task=self._task, port=channel.port, record=record
-        )._replace(
-            timeout_s=timeout_s,
-            script=os.path.basename(config.command.name),
-            sharing=SecretSharing(base, required=config.sign_messages == "required"),
+        self._meeting = Meeting(config, self._context.run_dir, self._channel, after_loss=after_loss)
+        request = self._meeting.request(action, self.roster.task, host_info, probe_endpoint)._replace(
             left_out=tuple(left_out) if config.hosts.spares and self.leads else (),
             replaces_leader=replaces_leader,
             has_met=self.joined_attempt >= 0,
@@ -251,18 +226,19 @@ class Job(JobSender, JobView, SharedStore):
         if self._secret is not None and self.is_head:
             message["secret"] = self._secret.raw.hex()  # to this host's coordinator alone, over a pair of sockets
         self._replacement.joins(message)
-        channel.send(message)
+        self._channel.send(message)
         self._channel.open()
 
-    def _on_joined(self, message: JsonObject) -> None:
+    def _on_joined(self, meeting: Meeting, message: JsonObject) -> None:
         if message["op"] == "joined":
-            self._joining = False
-        joined = self._joined_parts.take(message)
+            self._meeting = None
+        joined = meeting.take(message)
         if joined is None:
             return
-        assignment = assignment_from(self._config, joined)
+        config = self._context.config
+        assignment = assignment_from(config, joined)
         placement = assignment.placement
-        self.roster = self._roster_of(joined, assignment)
+        self.join_attempt(assignment.number, self._roster_of(joined, assignment, meeting.own_addresses))
         self.chunk_limit_bytes = chunk_limit(joined)
         self.leader_clock.forget()  # another host may lead
         attempt = JobAttempt(
@@ -274,40 +250,39 @@ class Job(JobSender, JobView, SharedStore):
             addresses=self.roster.host_addresses[:_MOST_ROUTES],
             local_ranks={rank_assignment.rank: rank_assignment.local_rank for rank_assignment in placement.ranks},
             is_head=self.is_head,
-            patience_after_s=self._config.patience_after_s(joined.restarts, assignment.spares, leads=self.leads),
-            has_successor=self._config.moves_leader and bool(assignment.spares) and not self.leads,
+            patience_after_s=config.patience_after_s(joined.restarts, assignment.spares, leads=self.leads),
+            has_successor=config.moves_leader and bool(assignment.spares) and not self.leads,
         )
         self._begin(attempt)
-        self.joined_attempt = assignment.number
         self._note_signed(joined)
-        detected = self._config.hosts.detected
+        detected = config.hosts.detected
         if self.leads and detected and assignment.number == 0:
             met = f"{hosts_text(self.peers.values(), placement.world_size)}, from {detected}"
-            self._print_line(f"saferun: {printable(met)} ({_OFF})")
-        self._callbacks.on_assigned(assignment)
+            self._context.calls.print_line(f"saferun: {printable(met)} ({_OFF})")
+        self._context.calls.on_assigned(assignment)
 
-    def _roster_of(self, joined: Joined, assignment: Assignment) -> Roster:
+    def _roster_of(self, joined: Joined, assignment: Assignment, own_addresses: tuple[str, ...]) -> Roster:
         """This host's place among the hosts, by their agreement."""
         placement = assignment.placement
         has_neighbours = placement.local_world_size > len(placement.ranks)
         return Roster(
             placement.group_rank,
-            self._task,
-            has_tasks=self._config.hosts.task is not None,
+            self.roster.task,
+            has_tasks=self._context.config.hosts.task is not None,
             label=joined.label,
             peers=joined.peers,
             spares=joined.spare_peers,
             leader=placement.leader,
             leads=assignment.leads,
             leader_addresses=joined.leader_addresses,
-            neighbour_addresses=(*self._own_addresses, "127.0.0.1", "::1") if has_neighbours else (),
+            neighbour_addresses=(*own_addresses, "127.0.0.1", "::1") if has_neighbours else (),
         )
 
     def _note_signed(self, joined: Joined) -> None:
         """Note by which secret the hosts sign their messages, or why by none."""
         by, why = joined.signed, joined.unsigned_why
         at = {"time": time.time(), "monotonic_s": time.monotonic(), "attempt": self.current.number}
-        self._run_dir.write_event({"event": "MessagesSigned", **at, "signed_by": by, "unsigned_reason": why})
+        self._context.run_dir.write_event({"event": "MessagesSigned", **at, "signed_by": by, "unsigned_reason": why})
         if self.leads and not by and joined.offered == "munge":
             # Hosts of one cluster have munge, all or none of them. Another file system on each is nothing unusual.
             self._warn(f"messages between the hosts are not signed: {why}")
@@ -317,7 +292,7 @@ class Job(JobSender, JobView, SharedStore):
         if self.client.asks_torch:
             self.client.prepare(preparation)
         else:
-            self._callbacks.on_prepared({})
+            self._context.calls.on_prepared({})
 
     # ----------------------------------------------------------------------------------------------------------------
     # While ranks run
@@ -339,7 +314,7 @@ class Job(JobSender, JobView, SharedStore):
 
     def _on_message(self, message: JsonObject) -> None:
         """A message of another host, and what fails because of it, ends nothing: it is ignored, and counted."""
-        joins = self._joining and message.get("op") == "joined"
+        joins = self._meeting is not None and message.get("op") == "joined"
         try:
             self._take(message)
         except SaferunError:
@@ -347,38 +322,31 @@ class Job(JobSender, JobView, SharedStore):
         except Exception as error:
             if joins:
                 what = f"the hosts' agreement cannot be read: {type(error).__name__}: {error}"
-                self._fail(MeetingFailure(what, "run the same version of saferun on all hosts"))
+                self._meeting_reports.fail(MeetingFailure(what, "run the same version of saferun on all hosts"))
                 return
             entry = message.get("message")
             self.ignored.add(entry.get("kind") if isinstance(entry, dict) else message.get("op"), error)
 
     def _take(self, message: JsonObject) -> None:
         if message.get("op") in {"joined", "join_failed", "job_ended"}:
-            self._callbacks.set_status(None, 0)
+            self._context.calls.set_status(None, 0)
         match message.get("op"):
-            case "hosts" | "joined" if self._joining:
-                self._on_joined(message)
-            case "join_failed" if self._joining:
-                self._joining = False
-                failure = read_meeting_failure(message, self._config)
-                self.is_join_failure_reported = failure.is_published or (
-                    # Printed already while the others were waited for; the second host prints it again, with its hint.
-                    self._wait_lines.has_printed(failure.what) and self._config.hosts.node_rank != 1
-                )
-                self.is_refusal_printed = failure.is_published and failure.exit_code == EXIT_USAGE
-                self._fail(failure)
-            case "job_ended" if self._joining:
-                self._joining = False
+            case "hosts" | "joined" if self._meeting is not None:
+                self._on_joined(self._meeting, message)
+            case "join_failed" if self._meeting is not None:
+                self._meeting = None
+                self._meeting_reports.take_failure(message)
+            case "job_ended" if self._meeting is not None:
+                self._meeting = None
                 ended: EndNote = fit(EndNote, message)
-                self._post(StopRequested(time.monotonic(), self._attempt(), ended.by, ended.at_once, ours=False))
-            case "waiting" | "head_awaited" as op:
-                if op == "waiting":
-                    self._post(HostsAwaited(time.monotonic(), self._attempt()))
-                self._wait_lines.take(message)
+                calls = self._context.calls
+                calls.post(StopRequested(time.monotonic(), self._attempt(), ended.by, ended.at_once, ours=False))
+            case "waiting" | "head_awaited":
+                self._meeting_reports.take_wait(message)
             case "made":
                 # Removed with the run's own directories if the coordinator cannot, whoever is killed.
                 which = number(message["device"]), number(message["inode"])
-                self._run_dir.scratch.note(text(message["path"], _LONGEST_PATH), which)
+                self._context.run_dir.scratch.note(text(message["path"], _LONGEST_PATH), which)
             case "unsigned":
                 self.unsigned.add_unsigned(display_text(message["key"], _LONGEST_NAME), number(message["count"], 1))
             case _:
@@ -387,87 +355,29 @@ class Job(JobSender, JobView, SharedStore):
 
     def _warn(self, what: object) -> None:
         if self.is_head:
-            self._print_line(f"saferun: warning: {display_text(str(what), LONGEST_MESSAGE)}")
-
-    def _fail(self, failure: MeetingFailure) -> None:
-        what, hint, exit_code = failure.what, failure.hint, failure.exit_code
-        hosts = self._config.hosts
-        is_printed = hosts.shares_console and (self.is_refusal_printed or not hosts.prints_start_lines)
-        if hosts.detected and not is_printed and short_host_name() not in what:
-            here = "of unknown node rank" if hosts.node_rank is None else f"node rank {hosts.node_rank}"
-            self._print_line(f"saferun: {printable(f'this is {short_host_name()}, {here}, from {hosts.detected}')}")
-        if hosts.detected and failure.is_incomplete:
-            hint += f"; {_ALONE}"
-        self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, exit_code, class_name=failure.class_name))
+            self._context.calls.print_line(f"saferun: warning: {display_text(str(what), LONGEST_MESSAGE)}")
 
     def _replace_coordinator(self, reason: str) -> JsonObject | None:
         """The message that starts a replacement coordinator; None: there is to be none."""
-        attempt = self._attempt()
+        attempt, client = self._attempt(), self.client
+        is_prepared = self._meeting is None and not client.is_preparing and attempt == self.joined_attempt
         # Torch's timers have lost their server with it.
-        if self.client.serves_timers or self._joining or self.client.is_preparing or attempt != self.joined_attempt:
+        if client.serves_timers or not is_prepared:
             return None
         return self._replacement.begin(attempt, reason)
 
     def _on_resumed(self, reason: str) -> None:
         self.current.report.repeat()
         at = {"time": time.time(), "monotonic_s": time.monotonic(), "attempt": self.current.number}
-        self._run_dir.write_event({"event": "CoordinatorReplaced", **at, "what": reason})
+        self._context.run_dir.write_event({"event": "CoordinatorReplaced", **at, "what": reason})
         self._warn(f"{reason}; another one has taken its place, and the job goes on")
 
     def _on_channel_lost(self, what: str, hint: str, class_name: str = "", *, is_own: bool = False) -> None:
         """Messages of the other hosts no longer arrive. ``is_own``: because this host has lost its coordinator."""
-        self._callbacks.set_status(None, 0)
-        if self._joining or self.client.is_preparing:
-            self._joining = self.client.is_preparing = False
-            self._fail(MeetingFailure(what, hint))
+        self._context.calls.set_status(None, 0)
+        if self._meeting is not None or self.client.is_preparing:
+            self._meeting = None
+            self.client.is_preparing = False
+            self._meeting_reports.fail(MeetingFailure(what, hint))
             return
-        is_neighbour = self.host == 0 and self.joined_attempt >= 0 and not self.is_head
-        if (self.leads and self.is_head) or (is_neighbour and self._channel.client.is_open):
-            class_name = "store_lost"  # this host's own coordinator served it
-            self._channel.answer_end()
-        self._after_loss = bool(class_name)
-        lost = JobLost(time.monotonic(), self._attempt(), what, hint, class_name)
-        lost_own_coordinator = is_own and self.is_head and not class_name
-        if self.storeless_job is not None and not self.storeless_job.is_over and self._callbacks.ranks():
-            return  # the first process of this host has ended, as its ranks have; those of this one have not
-        if self._may_run_storeless(class_name, lost_own_coordinator=lost_own_coordinator):
-            self._run_storeless(lost, lost_own_coordinator=lost_own_coordinator)
-        else:
-            self._post(lost)
-
-    def _may_run_storeless(self, class_name: str, *, lost_own_coordinator: bool) -> bool:
-        """Whether the ranks of this host may go on without the job's store, or without this host's coordinator."""
-        is_static = self._config.rendezvous.backend == "static"
-        is_lost = bool(class_name) or lost_own_coordinator
-        is_ending = self.current.is_ending or self.aborted_attempt == self.current.number
-        is_underway = self.current.number == self._attempt() and not is_ending and self.storeless_job is None
-        return is_static and is_lost and is_underway and bool(self._callbacks.ranks())
-
-    def _run_storeless(self, lost: JobLost, *, lost_own_coordinator: bool) -> None:
-        """Go on for as long as the ranks make progress."""
-        if lost_own_coordinator:
-            self._channel.answer_end()  # the leader finds that this host is up
-        attempt, reason = self.current, self.current.abort_reason
-        attempt.silent_hosts.end()
-        # The loss is why the attempt ends only if nothing else ends it first.
-        attempt.abort_reason = None
-
-        def restore_reason() -> None:
-            attempt.abort_reason = reason
-
-        fields = {"monotonic_s": lost.at, "attempt": lost.attempt, "what": lost.what}
-        prints_for_job = self.leads or not self._config.hosts.shares_console
-        self.storeless_job = StorelessJob(
-            lost,
-            self._callbacks.ranks,
-            self._poller,
-            started_by=attempt.began_at + self._config.retry.start_window_s,
-            host_timeout_s=self._config.hosts.host_timeout_s,
-            hang_timeout_s=self._config.watch.hang_timeout_s,
-            post=self._post,
-            note=lambda: self._run_dir.write_event({"event": "StoreLost", "time": time.time(), **fields}),
-            warn=self._warn if prints_for_job or lost_own_coordinator else lambda _: None,
-            has_store=lost_own_coordinator,
-            on_lost=restore_reason,
-        )
-        self.on_end = self.storeless_job.conclude
+        self._store_loss.take(what, hint, class_name, is_own=is_own)

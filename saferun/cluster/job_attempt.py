@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from saferun.cluster.evidence_collection import EvidenceCollections
-from saferun.cluster.job_sender import JobSender, StateReport
-from saferun.cluster.job_values import AbortReason, JobCallbacks, LostHost
+from saferun.cluster.job_context import JobContext
+from saferun.cluster.job_sender import StateReport
+from saferun.cluster.job_values import AbortReason, LostHost
 from saferun.cluster.join_messages import Peer
-from saferun.cluster.leader_clock import LeaderClock
 from saferun.cluster.lines_of_others import LinesOfOthers
 from saferun.cluster.messages import (
     LONGEST_MESSAGE,
@@ -28,9 +28,7 @@ from saferun.cluster.rank_reports import RankReports
 from saferun.cluster.silence import GONE, UNKNOWN, UNREACHABLE
 from saferun.cluster.silent_hosts import SilenceLimits, SilentHosts, ThisHost
 from saferun.cluster.task_states import TaskStates
-from saferun.config import LaunchConfig
 from saferun.errors import printable
-from saferun.linux.poller import Poller
 from saferun.linux.signals import SURVIVED
 from saferun.model import ABORT_REGROUPS, RANKS_LEFT_OVER, JsonObject, Value
 from saferun.supervisor.events import (
@@ -53,31 +51,6 @@ _LOST_IF = (GONE, UNREACHABLE)
 # While a host is silent, at most so many others are asked whether their ranks make progress.
 _MOST_ASKED = 8
 _HINT = "look at that host: the last messages of saferun there, and dmesg"
-
-
-class JobContext:
-    """What all attempts of a job have in common."""
-
-    def __init__(
-        self,
-        config: LaunchConfig,
-        poller: Poller,
-        callbacks: JobCallbacks,
-        *,
-        sender: JobSender,
-        reports: RankReports,
-        on_channel_lost: Callable[[str, str, str], None],
-        warn: Callable[[object], None],
-        clock: LeaderClock,
-    ) -> None:
-        self.config = config
-        self.poller = poller
-        self.calls = callbacks
-        self.sender = sender
-        self.reports = reports
-        self.on_channel_lost = on_channel_lost
-        self.warn = warn
-        self.clock = clock
 
 
 class _Handler(Value):
@@ -130,6 +103,9 @@ class JobAttempt:
         is_head: whether this process prints messages; others of the host do not.
         patience_after_s: as in ``SilenceLimits``; a spare has no ranks that show how long the others stand still.
         has_successor: as in ``SilenceLimits``.
+
+    Attributes:
+        blamed: ranks of the job that the hang is blamed on that was captured last.
     """
 
     def __init__(
@@ -158,6 +134,7 @@ class JobAttempt:
         self.lost_spares: set[int] = set()
         self.abort_reason: AbortReason | None = None
         self.start_stage: JsonObject | None = None
+        self.blamed: tuple[int, ...] = ()
         self.report = StateReport(self._sender)
         self.states = TaskStates(roster)
         self.chunks = EvidenceCollections(roster, self._is_awaited, self._sender.probe, number=number)

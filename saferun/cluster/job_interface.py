@@ -24,55 +24,8 @@ if TYPE_CHECKING:
     from saferun.model import AbortKind
 
 
-class JobPort(Part, Protocol):
-    """The rendezvous, the ranks' store, and the messages between hosts.
-
-    Attributes:
-        client: of the process that has torch, the coordinator on most hosts: takes torchrun's events for its handlers.
-        is_head: whether this process speaks for its host: it is the only one, or the one with local rank 0.
-        is_join_failure_reported: whether another host prints why the hosts could not meet, or this one printed it
-            while it waited.
-        is_refusal_printed: whether another host has refused to start, which it prints itself.
-        chunk_limit_bytes: how large a chunk of evidence may be.
-        end: set before ``close``: how the launch ends; None: by an error.
-        blamed: set by whoever finds out: the ranks of the job that caused the last hang.
-        storeless_job: set while the job runs on without its store, or without this host's coordinator: watches the
-            ranks.
-    """
-
-    client: CoordinatorClient
-    is_head: bool
-    is_join_failure_reported: bool
-    is_refusal_printed: bool
-    chunk_limit_bytes: int
-    end: Finish | None
-    blamed: tuple[int, ...]
-    storeless_job: StorelessJob | None
-
-    @property
-    def reports(self) -> RankReports | SoloRankReports:
-        """What hosts report of their ranks."""
-
-    @property
-    def lost(self) -> Mapping[int, LostHost]:
-        """The hosts that have been lost in this attempt."""
-
-    @property
-    def abort_reason(self) -> AbortReason | None:
-        """Why the attempt ends on all hosts, if another host or the loss of one ended it."""
-
-    @property
-    def start_stage(self) -> JsonObject | None:
-        """How far the ranks have come, as their store shows it; empty: asked and not answered; None: not asked."""
-
-    def nic_fault(self) -> str:
-        """What is amiss with an interface to other hosts: ``eth1 has no carrier``; empty: nothing."""
-
-    @property
-    def is_endpoint_here(self) -> bool:
-        """Whether the endpoint of torch's rendezvous is this host, as far as is known."""
-
-    # This host's place in the job, which is known when the hosts have met.
+class JobViewPort(Protocol):
+    """What a job only shows: this host's place in it, which is known when the hosts have met, and what has happened."""
 
     @property
     def host(self) -> int:
@@ -93,6 +46,59 @@ class JobPort(Part, Protocol):
     @property
     def other_addresses(self) -> tuple[str, ...]:
         """Of hosts with other ranks of the job, as far as they are known: on the leader all of them."""
+
+    @property
+    def lost(self) -> Mapping[int, LostHost]:
+        """The hosts that have been lost in this attempt."""
+
+    @property
+    def abort_reason(self) -> AbortReason | None:
+        """Why the attempt ends on all hosts, if another host or the loss of one ended it."""
+
+    @property
+    def start_stage(self) -> JsonObject | None:
+        """How far the ranks have come, as their store shows it; empty: asked and not answered; None: not asked."""
+
+    @property
+    def storeless_job(self) -> StorelessJob | None:
+        """Set while the job runs on without its store, or without this host's coordinator: watches the ranks."""
+
+    @property
+    def is_join_failure_reported(self) -> bool:
+        """Whether another host prints why the hosts could not meet, or this one printed it while it waited."""
+
+    @property
+    def is_refusal_printed(self) -> bool:
+        """Whether another host has refused to start, which it prints itself."""
+
+    def nic_fault(self) -> str:
+        """What is amiss with an interface to other hosts: ``eth1 has no carrier``; empty: nothing."""
+
+
+class JobPort(Part, JobViewPort, Protocol):
+    """The rendezvous, the ranks' store, and the messages between hosts.
+
+    Attributes:
+        client: of the process that has torch, the coordinator on most hosts: takes torchrun's events for its handlers.
+        is_head: whether this process speaks for its host: it is the only one, or the one with local rank 0.
+        chunk_limit_bytes: how large a chunk of evidence may be.
+        end: set before ``close``: how the launch ends; None: by an error.
+        blamed: set by whoever finds out: the ranks of the job that caused the last hang.
+    """
+
+    client: CoordinatorClient
+    is_head: bool
+    chunk_limit_bytes: int
+    end: Finish | None
+    blamed: tuple[int, ...]
+
+    @property
+    def reports(self) -> RankReports | SoloRankReports:
+        """What hosts report of their ranks."""
+
+    @property
+    def is_endpoint_here(self) -> bool:
+        """Whether the endpoint of torch's rendezvous is this host, as far as is known."""
 
     # Before the ranks.
 

@@ -42,6 +42,10 @@ class JobSender:
         # What this process has broadcast and not read in the log yet; of what never gets there, the newest.
         self._unread: deque[JsonObject] = deque(maxlen=_MOST_UNREAD)
 
+    def join_attempt(self, number: int, roster: Roster) -> None:
+        """The hosts have met for an attempt."""
+        self.joined_attempt, self.roster = number, roster
+
     def abort_attempt(
         self,
         reason: AbortKind,

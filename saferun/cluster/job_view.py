@@ -14,7 +14,7 @@ __all__ = ["JobView"]
 
 
 class JobView:
-    """The members of ``JobPort`` that only show something: this host's place in the job, and the current attempt.
+    """This host's place in the job and the current attempt, as ``JobPort`` shows them.
 
     Attributes:
         roster: the hosts, as they were assigned when they met last.
@@ -63,6 +63,15 @@ class JobView:
     def start_stage(self) -> JsonObject | None:
         """How far the ranks have come, as their store shows it."""
         return self.current.start_stage
+
+    @property
+    def blamed(self) -> tuple[int, ...]:
+        """Ranks of the job that the hang is blamed on that was captured last."""
+        return self.current.blamed
+
+    @blamed.setter
+    def blamed(self, ranks: tuple[int, ...]) -> None:
+        self.current.blamed = ranks
 
     def nic_fault(self) -> str:
         """What is amiss with an interface to other hosts; empty: nothing."""

@@ -115,7 +115,7 @@ class Fleet:
             for module in pkgutil.iter_modules(package.__path__):
                 if module.name not in _NOT_HERE:
                     importlib.import_module(f"{package.__name__}.{module.name}")
-        from saferun.cluster import job, leader_routes, rendezvous_messages, roster, silent_hosts
+        from saferun.cluster import leader_routes, meeting_reports, rendezvous_messages, roster, silent_hosts
         from saferun.coordinator import ended_attempts, heartbeats, liveness, liveness_probe, store_client, store_search
         from saferun.linux import netlink
 
@@ -136,7 +136,7 @@ class Fleet:
         yield ended_attempts, "gc", SimpleNamespace(collect=lambda: 0)
         yield store_search, "HostProbe", _NoHostProbe
         yield netlink, "own_addresses", lambda: [here("address")]
-        for named in (job, rendezvous_messages, roster):
+        for named in (meeting_reports, rendezvous_messages, roster):
             yield named, "short_host_name", lambda: here("name")
         yield silent_hosts, "ProgressWatch", VirtualWatch
         yield leader_routes, "route_to", no_route

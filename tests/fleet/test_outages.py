@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.cluster.job import _REJOIN_TIMEOUT_S
+from saferun.cluster.meeting import _REJOIN_TIMEOUT_S
 from saferun.config import LaunchConfig
 from saferun.launch.entry import _JOIN_BACKSTOP_S
 from saferun.supervisor.machine import State

@@ -9,7 +9,7 @@ from typing import Any
 
 from saferun.cluster.job import Job
 from saferun.cluster.job_values import Assignment, JobCallbacks
-from saferun.config import HostsConfig
+from saferun.config import HostsConfig, LaunchConfig
 from saferun.errors import SaferunError
 from saferun.files.run_dir import RunDirectory
 from saferun.linux.poller import Poller
@@ -48,9 +48,15 @@ class Channel:
 
 
 class Listening:
-    """A job with its surroundings."""
+    """A job with its surroundings.
 
-    def __init__(self, backend: str = "static", *, detected: str = "") -> None:
+    Args:
+        backend: of the rendezvous.
+        detected: the scheduler that the hosts were found by.
+        config: the whole launch, instead of these two.
+    """
+
+    def __init__(self, backend: str = "static", *, detected: str = "", config: LaunchConfig | None = None) -> None:
         self.events: list[Event] = []
         self.assignments: list[Assignment] = []
         self.said: list[str] = []
@@ -59,8 +65,12 @@ class Listening:
         self.told: list[dict[str, Any]] = []  # of the checks
         self.refused: list[SaferunError] = []  # by torch
         self.attempt = 0
+        self.ranks: tuple[Any, ...] = ()  # those of this process that run
         rendezvous = CONFIG.rendezvous._replace(backend=backend)
-        config = CONFIG._replace(hosts=HostsConfig(2, 2, 0, detected=detected), rendezvous=rendezvous)
+        config = config or CONFIG._replace(hosts=HostsConfig(2, 2, 0, detected=detected), rendezvous=rendezvous)
+        self.run_dir = RunDirectory(
+            None, wanted=False, host="vm", run_id="r", warn=self.said.append, files=DirectFiles()
+        )
         self.job = Job(
             config,
             {},
@@ -75,9 +85,9 @@ class Listening:
                 on_torch=lambda _: None,
                 on_stderr=lambda _: None,
                 print_line=self.said.append,
-                ranks=lambda: (),
+                ranks=lambda: self.ranks,
             ),
-            run_dir=RunDirectory(None, wanted=False, host="vm", run_id="r", warn=self.said.append, files=DirectFiles()),
+            run_dir=self.run_dir,
             open_channel=self._open_channel,
         )
         self.job.reports.subscribe(

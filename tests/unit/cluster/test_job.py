@@ -14,6 +14,7 @@ from saferun.cluster.job_values import EvidenceChunk
 from saferun.cluster.join_messages import HostInfoText, HostsPart, Peer, SecretSharing, parts_of
 from saferun.cluster.roster import Roster
 from saferun.cluster.silence import Progress
+from saferun.config import HostsConfig
 from saferun.model import RANKS_DONE, RANKS_LEFT_OVER, JsonObject
 from saferun.supervisor.actions import BroadcastDecision, Finish, JoinHosts
 from saferun.supervisor.events import (
@@ -29,6 +30,7 @@ from saferun.supervisor.events import (
 )
 from tests.unit.cluster.listening_job import DECISION, JOINED, Listening, piece
 from tests.unit.operations import operations
+from tests.unit.samples import CONFIG
 
 
 def test_the_hosts_agreement_becomes_a_placement(listening: Listening) -> None:
@@ -515,9 +517,8 @@ def test_hosts_meet_again_without_one_that_is_gone_where_the_others_or_another_o
     backend: str, least: int, changes: dict[str, Any], more: dict[str, Any], class_name: str
 ) -> None:
     """Else they would wait for it until the start timeout, and end then."""
-    listening = Listening(backend)
-    config = listening.job._config
-    listening.job._config = config._replace(hosts=config.hosts._replace(least=least), **changes)
+    rendezvous = CONFIG.rendezvous._replace(backend=backend)
+    listening = Listening(config=CONFIG._replace(hosts=HostsConfig(least, 2, 0), rendezvous=rendezvous, **changes))
     listening.job.join(JoinHosts(0))
     listening.hear(op="join_failed", what="node2 left while the hosts of the job met", hint="see there", **more)
     (failed,) = listening.events
@@ -561,7 +562,7 @@ def test_what_the_hosts_share_a_secret_by_goes_to_the_coordinator(listening: Lis
 def test_the_directory_of_a_secret_is_removed_with_the_runs_own(listening: Listening) -> None:
     """By the writer, or by the reaper: the coordinator may have been killed."""
     noted: list[tuple[str, tuple[int, int]]] = []
-    listening.job._run_dir.scratch.on_made = lambda path, which: noted.append((path, which))
+    listening.run_dir.scratch.on_made = lambda path, which: noted.append((path, which))
     listening.join()
     listening.hear(op="made", path="/runs/.private-00", device=3, inode=4)
     assert noted == [("/runs/.private-00", (3, 4))]
@@ -584,7 +585,7 @@ def test_that_messages_are_not_signed_is_said_where_they_should_be(
 ) -> None:
     """Hosts of one cluster all have munge or none of them has. Anything else is nothing unusual, and an event."""
     events: list[JsonObject] = []
-    monkeypatch.setattr(listening.job._run_dir, "write_event", events.append)
+    monkeypatch.setattr(listening.run_dir, "write_event", events.append)
     listening.job.join(JoinHosts(0))
     listening.hear(**{**JOINED, **told})
     assert [line for line in listening.said if "sign" in line] == ([said] if said else [])

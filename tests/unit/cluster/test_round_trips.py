@@ -177,9 +177,8 @@ def test_evidence_is_read_as_it_was_sent(pair: Pair, *, moved: bool) -> None:
 @pytest.mark.parametrize("rank", [None, 3])
 def test_a_request_to_join_is_what_the_coordinator_reads(rank: int | None) -> None:
     """All of it, whatever is unknown."""
-    listening = Listening()
     hosts = HostsConfig(1, 4, rank, names=("node0", "n\udcff"))
-    listening.job._config = CONFIG._replace(hosts=hosts)
+    listening = Listening(config=CONFIG._replace(hosts=hosts))
     listening.job.join(JoinHosts(4, restarts=2), "what it knows", "where it listens")
     message = listening.channel.sent[-1]
     request: JoinRequest = fit(JoinRequest, sent(message))

@@ -140,8 +140,7 @@ def test_after_the_attempt_nothing_is_posted(world: World) -> None:
 
 def test_where_nothing_can_be_made_of_the_ranks_the_job_goes_on(listening: Listening) -> None:
     """A mistake in what only watches ends no launch."""
-    nonsense: Any = object()
-    listening.job._callbacks = listening.job._callbacks._replace(ranks=lambda: (nonsense,))
+    listening.ranks = (object(),)
     listening.join()
     listening.hear(op="store_lost", attempt=0, why="ended", text="the coordinator of node0 ended", again=True)
     listening.job.tick(time.monotonic() + 1.0)
@@ -156,8 +155,7 @@ def test_where_nothing_can_be_made_of_the_ranks_the_job_goes_on(listening: Liste
 @pytest.fixture
 def training(listening: Listening) -> Listening:
     """The second host, whose ranks run."""
-    one: Any = object()
-    listening.job._callbacks = listening.job._callbacks._replace(ranks=lambda: (one,))
+    listening.ranks = (object(),)
     listening.job.join(JoinHosts(0))
     listening.hear(**{**JOINED, "host": 1, "leader": False, "base_rank": 2, "label": "node1", "peers": []})
     return listening
