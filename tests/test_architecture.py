@@ -236,6 +236,7 @@ NOT_AT_START = (
     "saferun.cluster.job_context",
     "saferun.cluster.job_view",
     "saferun.cluster.leader_routes",
+    "saferun.cluster.lost_hosts",
     "saferun.cluster.meeting",
     "saferun.cluster.meeting_reports",
     "saferun.cluster.messages",

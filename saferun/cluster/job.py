@@ -211,10 +211,10 @@ class Job(JobSender, JobView, SharedStore):
             host_info: what this host found out about itself.
             probe_endpoint: how others can probe it.
         """
-        config, last = self._context.config, self.current
+        config, lost = self._context.config, self.current.lost_hosts
         replaces_leader = config.moves_leader and not self.leads and action.left_out == 0
         after_loss = self._store_loss.is_of_leader or replaces_leader
-        left_out = sorted({*last.lost, *last.lost_spares, *([action.left_out] if action.left_out >= 0 else ())})
+        left_out = sorted({*lost.hosts, *lost.spares, *([action.left_out] if action.left_out >= 0 else ())})
         self._begin(JobAttempt(self._context))
         self._meeting = Meeting(config, self._context.run_dir, self._channel, after_loss=after_loss)
         request = self._meeting.request(action, self.roster.task, host_info, probe_endpoint)._replace(

@@ -9,12 +9,11 @@ from typing import Any, ClassVar
 from saferun.cluster.evidence_collection import EvidenceCollections
 from saferun.cluster.job_context import JobContext
 from saferun.cluster.job_sender import StateReport
-from saferun.cluster.job_values import AbortReason, LostHost
-from saferun.cluster.join_messages import Peer
+from saferun.cluster.job_values import AbortReason
 from saferun.cluster.lines_of_others import LinesOfOthers
+from saferun.cluster.lost_hosts import LostHosts, why_of
 from saferun.cluster.messages import (
     LONGEST_MESSAGE,
-    MOST_HOSTS,
     MOST_TASKS,
     KeptErrors,
     StopMessage,
@@ -25,7 +24,6 @@ from saferun.cluster.messages import (
     task_of,
 )
 from saferun.cluster.rank_reports import RankReports
-from saferun.cluster.silence import GONE, UNKNOWN, UNREACHABLE
 from saferun.cluster.silent_hosts import SilenceLimits, SilentHosts, ThisHost
 from saferun.cluster.task_states import TaskStates
 from saferun.errors import printable
@@ -39,15 +37,11 @@ from saferun.supervisor.events import (
     HostsUnreachable,
     JobAborted,
     JobDecided,
-    SpareLost,
     StopRequested,
 )
 from saferun.text.decoding import display_text, number
 
 _LONGEST_LEFTOVERS = 300
-_LONGEST_NAME = 255
-_MOST_RANKS = 100_000
-_LOST_IF = (GONE, UNREACHABLE)
 # While a host is silent, at most so many others are asked whether their ranks make progress.
 _MOST_ASKED = 8
 _HINT = "look at that host: the last messages of saferun there, and dmesg"
@@ -70,15 +64,6 @@ class _Handler(Value):
 
 def _refuse_entry(_attempt: JobAttempt, message: JsonObject) -> None:
     raise ValueError(f"an entry of the job's log: {message.get('text') or 'it cannot be read'}")
-
-
-def _lose_spare(attempt: JobAttempt, spare: Peer, message: JsonObject) -> None:
-    """A host without ranks is gone."""
-    if spare.host not in attempt.lost_spares:
-        attempt.lost_spares.add(spare.host)
-        why = display_text(message.get("text") or "it does not answer", LONGEST_MESSAGE)
-        calls = attempt.context.calls
-        calls.post(SpareLost(time.monotonic(), calls.attempt(), spare.label, why))
 
 
 def _note_start_stage(attempt: JobAttempt, message: JsonObject) -> None:
@@ -130,17 +115,14 @@ class JobAttempt:
         self.began_at = time.monotonic()
         self.leader = leader
         self.leads = leads
-        self.lost: dict[int, LostHost] = {}
-        self.lost_spares: set[int] = set()
         self.abort_reason: AbortReason | None = None
         self.start_stage: JsonObject | None = None
         self.blamed: tuple[int, ...] = ()
         self.report = StateReport(self._sender)
         self.states = TaskStates(roster)
+        self.lost_hosts = LostHosts(context, roster, self.states)
         self.chunks = EvidenceCollections(roster, self._is_awaited, self._sender.probe, number=number)
         self.is_ending = False  # the job's log says that the attempt ends on all hosts
-        self._left: set[int] = set()  # hosts that are gone, and whose ranks had ended well
-        self._lost_tasks: set[tuple[int, int]] = set()
         self._lines = LinesOfOthers()
         self._waits_for_silent = False
         self.silent_hosts = SilentHosts(
@@ -223,7 +205,7 @@ class JobAttempt:
             # No host comes or goes in this job, whatever it says: it ends as one that has failed.
             received = received._replace(reason="failure")
         if received.lost_task is not None and received.host in self._roster.peers:
-            self._lost_tasks.add((received.host, received.lost_task))
+            self.lost_hosts.add_task(received.host, received.lost_task)
         if attempt in {self.context.calls.attempt(), self.number}:
             self.is_ending = True
             self.silent_hosts.end()
@@ -336,7 +318,7 @@ class JobAttempt:
                         self.context.calls.print_line(f"saferun: {printable(peer.label)}: {printable(text)}")
                 self.context.reports.take_state(key, peer, self.states, state)
                 if state.get("s") == "gone":
-                    self._lost_tasks.add((host, task))
+                    self.lost_hosts.add_task(host, task)
         with kept:
             self.chunks.review()
             # Silent hosts without which the job goes on have no say in whether it hangs.
@@ -362,8 +344,7 @@ class JobAttempt:
     # Hosts that are silent, or lost
 
     def _is_awaited(self, host: int, task: int) -> bool:
-        gone = (self.lost, self._left, self.silent_hosts.silent_but_tolerated)
-        return not any(host in hosts for hosts in gone) and (host, task) not in self._lost_tasks
+        return not self.lost_hosts.has(host, task) and host not in self.silent_hosts.silent_but_tolerated
 
     def _ask_others(self) -> bool:
         """Ask some other hosts whether their ranks make progress. Returns whether there are any with ranks."""
@@ -393,31 +374,13 @@ class JobAttempt:
         self.context.calls.post(HostsUnreachable(now, attempt, text) if text else HostsReachable(now, attempt))
 
     def _on_lost(self, message: JsonObject) -> None:
-        if message.get("op") == "probed" and message.get("why") not in _LOST_IF:
-            return
-        host = number(message["host"], 0, MOST_HOSTS)
-        if host in self._roster.spares:
-            _lose_spare(self, self._roster.spares[host], message)
-            return
-        peer = self._roster.peers.get(host)
-        if peer is None or host in self.lost or host in self._left or host == self._roster.host:
-            return
-        text = display_text(message.get("text") or "it does not answer", LONGEST_MESSAGE)
-        if self.states.is_done(host) and not self.is_ending:
-            # The job no longer needs it. Should the hosts meet again, the rendezvous finds that it is missing.
-            self._left.add(host)
-            self.context.warn(f"{text}; the ranks of {peer.label} have ended well, so the job goes on")
-        else:
-            ranks = tuple(range(peer.base_rank, peer.base_rank + min(peer.ranks, _MOST_RANKS)))
-            self.lost[host] = LostHost(host, peer.label, _why(message), text, ranks)
-            if not self.is_ending:
-                self._sender.abort_attempt("lost", f"{peer.label}: {text}")
-        self.chunks.review()
+        if self.lost_hosts.take(message, is_ending=self.is_ending):
+            self.chunks.review()
 
     def _on_store_lost(self, message: JsonObject) -> None:
         # A process that still holds the port there is its saferun, which can serve another store.
         text, may_come_again = display_text(message["text"], LONGEST_MESSAGE), message.get("again") is True
-        self._lose_store(text, _why(message), "store_lost" if may_come_again else "")
+        self._lose_store(text, why_of(message), "store_lost" if may_come_again else "")
 
     def _lose_store(self, text: str, why: str, class_name: str = "") -> None:
         self.abort_reason = AbortReason("store_lost", self.leader, text, None, why)
@@ -425,7 +388,7 @@ class JobAttempt:
 
     def _on_task_lost(self, message: JsonObject) -> None:
         task = number(message["task"], 0, MOST_TASKS)
-        self._lost_tasks.add((self._roster.host, task))
+        self.lost_hosts.add_task(self._roster.host, task)
         rank = next((own - local + task for own, local in self._local_ranks.items()), None)  # each of them has one
         whose = f"local rank {task}" if rank is None else f"rank {rank} (local rank {task})"
         self._sender.abort_attempt("task_lost", f"that of {whose}", lost_task=task)
@@ -470,7 +433,3 @@ class JobAttempt:
         "notice": _on_notice,
         "watch": _on_progress_wanted,
     }
-
-
-def _why(message: JsonObject) -> str:
-    return display_text(message.get("why") or UNKNOWN, _LONGEST_NAME)

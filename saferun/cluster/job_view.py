@@ -52,7 +52,7 @@ class JobView:
     @property
     def lost(self) -> Mapping[int, LostHost]:
         """The hosts that have been lost in this attempt."""
-        return self.current.lost
+        return self.current.lost_hosts.hosts
 
     @property
     def abort_reason(self) -> AbortReason | None:

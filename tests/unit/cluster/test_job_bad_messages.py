@@ -193,7 +193,7 @@ def test_a_peer_fills_no_more_than_its_share_of_the_memory_of_the_host_that_lead
         listening.hear(op="states", attempt=0, changed={f"1/{1 + i}": {"s": "run"}, f"{2 + i}/0": {"s": "gone"}})
     assert listening.job.current.chunks.names == ["hang-996", "hang-997", "hang-998", "hang-999"]
     assert listening.job.current.states.by_task == {}
-    assert listening.job.current._lost_tasks == set()
+    assert listening.job.current.lost_hosts._tasks == set()
 
 
 OPS = st.sampled_from(
