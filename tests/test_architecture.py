@@ -240,6 +240,7 @@ NOT_AT_START = (
     "saferun.cluster.meeting",
     "saferun.cluster.meeting_reports",
     "saferun.cluster.messages",
+    "saferun.cluster.reported_states",
     "saferun.cluster.schedulers",
     "saferun.cluster.store_loss",
     "saferun.diagnosis",

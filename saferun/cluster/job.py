@@ -244,9 +244,6 @@ class Job(JobSender, JobView, SharedStore):
         attempt = JobAttempt(
             self._context,
             assignment.number,
-            label=placement.host,
-            leader=self.leader,
-            leads=self.leads,
             addresses=self.roster.host_addresses[:_MOST_ROUTES],
             local_ranks={rank_assignment.rank: rank_assignment.local_rank for rank_assignment in placement.ranks},
             is_head=self.is_head,

@@ -15,24 +15,21 @@ from saferun.cluster.lost_hosts import LostHosts, why_of
 from saferun.cluster.messages import (
     LONGEST_MESSAGE,
     MOST_TASKS,
-    KeptErrors,
     StopMessage,
     abort_from,
     decision_from,
     is_leaders,
     request_from,
-    task_of,
 )
 from saferun.cluster.rank_reports import RankReports
+from saferun.cluster.reported_states import ReportedStates
 from saferun.cluster.silent_hosts import SilenceLimits, SilentHosts, ThisHost
 from saferun.cluster.task_states import TaskStates
-from saferun.errors import printable
 from saferun.linux.signals import SURVIVED
-from saferun.model import ABORT_REGROUPS, RANKS_LEFT_OVER, JsonObject, Value
+from saferun.model import ABORT_REGROUPS, JsonObject, Value
 from saferun.supervisor.events import (
     CauseShown,
     CheckpointRequested,
-    HostsDone,
     HostsReachable,
     HostsUnreachable,
     JobAborted,
@@ -41,7 +38,6 @@ from saferun.supervisor.events import (
 )
 from saferun.text.decoding import display_text, number
 
-_LONGEST_LEFTOVERS = 300
 # While a host is silent, at most so many others are asked whether their ranks make progress.
 _MOST_ASKED = 8
 _HINT = "look at that host: the last messages of saferun there, and dmesg"
@@ -80,9 +76,6 @@ class JobAttempt:
     Args:
         context: what all attempts have in common.
         number: the job's number of the attempt.
-        label: this host's name in the job.
-        leader: the name of the leader.
-        leads: whether this process is the leader.
         addresses: of other hosts, to look up the interfaces that lead there.
         local_ranks: the local rank of each rank of this process.
         is_head: whether this process prints messages; others of the host do not.
@@ -98,9 +91,6 @@ class JobAttempt:
         context: JobContext,
         number: int = -1,
         *,
-        label: str = "",
-        leader: str = "",
-        leads: bool = False,
         addresses: Sequence[str] = (),
         local_ranks: Mapping[int, int] | None = None,
         is_head: bool = False,
@@ -108,23 +98,18 @@ class JobAttempt:
         has_successor: bool = False,
     ) -> None:
         self.context = context
-        self._sender = context.sender
         self._roster = roster = context.sender.roster
         self._local_ranks = local_ranks or {}
         self.number = number
-        self.began_at = time.monotonic()
-        self.leader = leader
-        self.leads = leads
         self.abort_reason: AbortReason | None = None
         self.start_stage: JsonObject | None = None
         self.blamed: tuple[int, ...] = ()
-        self.report = StateReport(self._sender)
+        self.report = StateReport(context.sender)
         self.states = TaskStates(roster)
         self.lost_hosts = LostHosts(context, roster, self.states)
-        self.chunks = EvidenceCollections(roster, self._is_awaited, self._sender.probe, number=number)
+        self.chunks = EvidenceCollections(roster, self._is_awaited, context.sender.probe, number=number)
         self.is_ending = False  # the job's log says that the attempt ends on all hosts
-        self._lines = LinesOfOthers()
-        self._waits_for_silent = False
+        self._notices = LinesOfOthers()
         self.silent_hosts = SilentHosts(
             context.poller,
             SilenceLimits(
@@ -134,7 +119,11 @@ class JobAttempt:
                 has_successor,
             ),
             ThisHost(
-                label, leader, leads=roster.host == 0 and number >= 0, is_head=is_head, addresses=tuple(addresses)
+                roster.label,
+                roster.leader,
+                leads=roster.host == 0 and number >= 0,
+                is_head=is_head,
+                addresses=tuple(addresses),
             ),
             ranks=context.calls.ranks,
             print_line=context.calls.print_line,
@@ -146,6 +135,20 @@ class JobAttempt:
             has_ended=lambda: self.report.has_ended,
             is_done=self.states.is_done,
         )
+        self._reported = ReportedStates(
+            context,
+            roster,
+            self.states,
+            lost_hosts=self.lost_hosts,
+            silent_hosts=self.silent_hosts,
+            review_chunks=self.chunks.review,
+            on_silent_awaited=self._post_reachability,
+        )
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the leader."""
+        return self._roster.leads and self.number >= 0
 
     @property
     def deadline(self) -> float | None:
@@ -158,7 +161,7 @@ class JobAttempt:
         if self.silent_hosts.deadline is not None and self.silent_hosts.deadline <= now:
             self._judge_silence(self.silent_hosts.tick, now)
             if self.leads:
-                self._check_missing()
+                self._reported.check_silent()
         self.chunks.tick(now)
 
     def take(self, message: JsonObject) -> None:
@@ -213,7 +216,7 @@ class JobAttempt:
             self.abort_reason = AbortReason(received.reason, received.about, received.text, rank, "", received.hint)
             if self.leads and self.start_stage is None:
                 self.start_stage = {}
-                self._sender.request_start_stage()
+                self.context.sender.request_start_stage()
         self.context.calls.post(
             JobAborted(
                 time.monotonic(),
@@ -232,7 +235,7 @@ class JobAttempt:
 
     def _on_request(self, attempt: int, entry: JsonObject) -> None:
         found = request_from(entry)
-        if attempt == self._sender.joined_attempt < self.context.calls.attempt():
+        if attempt == self.context.sender.joined_attempt < self.context.calls.attempt():
             self._on_request_between_attempts(found, is_stop=entry["kind"] == "request")
         elif (found.host, found.task) != (self._roster.host, self._roster.task):
             now, by = time.monotonic(), found.text
@@ -253,12 +256,12 @@ class JobAttempt:
             now, attempt = time.monotonic(), self.context.calls.attempt()
             self.context.calls.post(StopRequested(now, attempt, found.text, found.at_once, ours=False))
         elif (self._roster.host, self._roster.task) == (0, 0):
-            number = self._sender.joined_attempt
-            self._sender.broadcast("request", attempt=number, text=found.text, at_once=found.at_once)
+            number = self.context.sender.joined_attempt
+            self.context.sender.broadcast("request", attempt=number, text=found.text, at_once=found.at_once)
 
     def _on_decision(self, attempt: int, entry: JsonObject) -> None:
         found, current, read_of = decision_from(entry), self.context.calls.attempt(), attempt
-        if attempt == self._sender.joined_attempt < current and not self.leads:
+        if attempt == self.context.sender.joined_attempt < current and not self.leads:
             attempt = current  # this host is about to meet the others for it
         self.context.calls.post(
             JobDecided(
@@ -273,7 +276,7 @@ class JobAttempt:
                 replaced=found.replaced,
             )
         )
-        self._sender.acknowledge(read_of)
+        self.context.sender.acknowledge(read_of)
 
     def _on_preflight(self, attempt: int, entry: JsonObject) -> None:
         if attempt == self.number:
@@ -281,7 +284,7 @@ class JobAttempt:
 
     def _on_notice(self, attempt: int, entry: JsonObject) -> None:
         # The leader cannot print it itself, and of the other hosts only one does.
-        if attempt == self.number and self._roster.host == 1 and self._lines.admit("notice"):
+        if attempt == self.number and self._roster.host == 1 and self._notices.admit("notice"):
             self.context.warn(entry["text"])
 
     def _on_progress_wanted(self, attempt: int, entry: JsonObject) -> None:
@@ -294,51 +297,7 @@ class JobAttempt:
     def _on_states(self, message: JsonObject) -> None:
         # Its own number: the supervisor may have yet to count this attempt, and no state comes twice.
         if message["attempt"] == self.number:
-            self._on_changed(message["changed"])
-
-    def _on_changed(self, changed: Mapping[str, object]) -> None:
-        kept = KeptErrors()  # what one saferun reports hides nothing of the others
-        for key, state in changed.items():
-            with kept:
-                host, task = task_of(key)
-                peer = self._roster.peer_of(host, task)
-                if peer is None or not isinstance(state, dict):
-                    continue
-                self.states.add(key, state)
-                moved, active = self.states.progress(key, state.get("progress"))
-                if moved or active:
-                    self.silent_hosts.hear_progress(moved=moved)
-                if isinstance(route := state.get("route"), str) and self._lines.admit(key, f"{key} route", route):
-                    self.silent_hosts.note(peer.label, route)
-                is_left_over = state.get("s") == RANKS_LEFT_OVER and host != self._roster.host
-                if is_left_over and isinstance(state.get("text"), str):
-                    # Another host waits for processes that its ranks left behind, and the job waits for that host.
-                    text = display_text(state["text"], _LONGEST_LEFTOVERS)
-                    if self._lines.admit(key, f"{key} leftovers", text):
-                        self.context.calls.print_line(f"saferun: {printable(peer.label)}: {printable(text)}")
-                self.context.reports.take_state(key, peer, self.states, state)
-                if state.get("s") == "gone":
-                    self.lost_hosts.add_task(host, task)
-        with kept:
-            self.chunks.review()
-            # Silent hosts without which the job goes on have no say in whether it hangs.
-            self.context.reports.on_states(self.states.of_heard(self.silent_hosts.silent_but_tolerated))
-        self._check_end()
-        kept.raise_first()
-
-    def _check_end(self) -> None:
-        """Post that all ranks of the job have ended well; or that only those of silent hosts have not."""
-        if self.states.are_all_done():
-            self.context.calls.post(HostsDone(time.monotonic(), self.context.calls.attempt()))
-        else:
-            self._check_missing()
-
-    def _check_missing(self) -> None:
-        living = self.states.living()
-        waits = bool(living) and living <= self.silent_hosts.silent_but_tolerated
-        if waits != self._waits_for_silent:
-            self._waits_for_silent = waits
-            self._post_reachability(self.silent_hosts.tolerated_text() if waits else "")
+            self._reported.take(message["changed"])
 
     # ----------------------------------------------------------------------------------------------------------------
     # Hosts that are silent, or lost
@@ -350,7 +309,7 @@ class JobAttempt:
         """Ask some other hosts whether their ranks make progress. Returns whether there are any with ranks."""
         asked = sorted(self.states.running() - {self._roster.host} - self.silent_hosts.silent)[:_MOST_ASKED]
         if asked:
-            self._sender.ask_for_progress(asked)
+            self.context.sender.ask_for_progress(asked)
         return bool(asked)
 
     def _on_liveness(self, message: JsonObject) -> None:
@@ -359,7 +318,7 @@ class JobAttempt:
         if not self.is_ending:
             self._judge_silence(self.silent_hosts.hear, message)
             if self.leads:
-                self._check_end()
+                self._reported.check_end()
 
     def _on_silent(self, host: int, why: str, text: str) -> None:
         """A silent host is given up: the ranks stand still, or it is certain that it is gone."""
@@ -383,7 +342,7 @@ class JobAttempt:
         self._lose_store(text, why_of(message), "store_lost" if may_come_again else "")
 
     def _lose_store(self, text: str, why: str, class_name: str = "") -> None:
-        self.abort_reason = AbortReason("store_lost", self.leader, text, None, why)
+        self.abort_reason = AbortReason("store_lost", self._roster.leader, text, None, why)
         self.context.on_channel_lost(text, _HINT, class_name)
 
     def _on_task_lost(self, message: JsonObject) -> None:
@@ -391,14 +350,14 @@ class JobAttempt:
         self.lost_hosts.add_task(self._roster.host, task)
         rank = next((own - local + task for own, local in self._local_ranks.items()), None)  # each of them has one
         whose = f"local rank {task}" if rank is None else f"rank {rank} (local rank {task})"
-        self._sender.abort_attempt("task_lost", f"that of {whose}", lost_task=task)
+        self.context.sender.abort_attempt("task_lost", f"that of {whose}", lost_task=task)
         self.chunks.review()
 
     def _on_membership(self, message: JsonObject) -> None:
         # What is over is not begun again for a host that comes then.
         if not self.is_ending and not self.states.have_all_ended():
             text = display_text(message.get("text") or "a host wants to join", LONGEST_MESSAGE)
-            self._sender.abort_attempt("membership", text)
+            self.context.sender.abort_attempt("membership", text)
 
     def _on_chunk(self, message: JsonObject) -> None:
         self.chunks.add(message)

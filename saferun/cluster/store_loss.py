@@ -31,6 +31,7 @@ class StoreLoss:
         self.is_of_leader = False
         self.storeless_job: StorelessJob | None = None
         self._attempt = attempt
+        self._began_at = time.monotonic()  # as the attempt
         self._channel = channel
 
     @property
@@ -99,7 +100,7 @@ class StoreLoss:
             lost,
             context.calls.ranks,
             context.poller,
-            started_by=attempt.began_at + config.retry.start_window_s,
+            started_by=self._began_at + config.retry.start_window_s,
             host_timeout_s=config.hosts.host_timeout_s,
             hang_timeout_s=config.watch.hang_timeout_s,
             post=context.calls.post,

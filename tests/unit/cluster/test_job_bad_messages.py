@@ -87,7 +87,7 @@ def test_whatever_fails_because_of_a_message_is_ignored_and_counted(
     def fail(_message: object) -> None:
         raise RecursionError("so deep \x1b[2J")
 
-    monkeypatch.setattr(listening.job.current, "_on_changed", fail)
+    monkeypatch.setattr(listening.job.current._reported, "take", fail)
     for _ in range(100):
         listening.hear(op="states", attempt=0, changed={})
     assert listening.job.ignored.count == 100
