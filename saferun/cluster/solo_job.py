@@ -9,9 +9,8 @@ from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.cluster.coordinator_process import CoordinatorLink
 from saferun.cluster.job_values import AbortReason, Assignment, EvidenceChunk, JobCallbacks, LostHost
 from saferun.cluster.report_listeners import SoloRankReports
-from saferun.cluster.store_askers import StoreAskers
+from saferun.cluster.store_port import StorePort
 from saferun.config import LaunchConfig
-from saferun.linux.listen_port import hold_port
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
 from saferun.supervisor.actions import BroadcastDecision, Finish, JoinHosts
@@ -22,7 +21,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.cluster.join_messages import Peer
     from saferun.cluster.storeless_job import StorelessJob
-    from saferun.linux.bare_socket import Socket
     from saferun.model import AbortKind
 
 # The ranks get this head start, unless one of them connects sooner. A rank that wants the store has torch to import
@@ -43,6 +41,12 @@ class SoloJob:
         open_link: starts the coordinator.
     """
 
+    is_head = leads = True
+    host = 0
+    leader = ""
+    peers: Mapping[int, Peer] = {}
+    other_addresses: tuple[str, ...] = ()
+    chunk_limit_bytes = 1 << 16
     is_endpoint_here = is_join_failure_reported = is_refusal_printed = False
     storeless_job: StorelessJob | None = None
     abort_reason: AbortReason | None = None
@@ -57,18 +61,11 @@ class SoloJob:
         *,
         open_link: Callable[..., CoordinatorLink] = CoordinatorLink,
     ) -> None:
-        self.is_head = self.leads = True
         self.end: Finish | None = None
-        self.host = 0
-        self.leader = ""
-        self.peers: Mapping[int, Peer] = {}
-        self.other_addresses: tuple[str, ...] = ()
         self.blamed: tuple[int, ...] = ()
-        self.chunk_limit_bytes = 1 << 16
         self.start_stage: JsonObject | None = None
         self.deadline: float | None = None  # when the head start of the ranks is over, in monotonic seconds
         self._config = config
-        self._poller = poller
         self._callbacks = callbacks
         self.reports = SoloRankReports(config.nproc_per_node)
         self._post, self._attempt = callbacks.post, callbacks.attempt
@@ -82,9 +79,7 @@ class SoloJob:
             name="the store's process",
             open_link=open_link,
         )
-        self._port: Socket | None = None  # bound to the end
-        self._listener: Socket | None = None  # the same, where the coordinator serves the store on it
-        self._askers: StoreAskers | None = None  # where the store is lost
+        self._store_port = StorePort(config.rendezvous, poller)
         self._is_dropping = False  # the store of the previous attempt
         self._serve_sent = False
 
@@ -97,20 +92,15 @@ class SoloJob:
         Raises:
             SaferunError: it cannot be had.
         """
-        rendezvous = self._config.rendezvous
-        # Without an agent store rank 0 serves the store itself, on a port that is only held for it.
-        self._port = hold_port(rendezvous.master_port, listening=rendezvous.agent_store)
-        self._listener = self._port if rendezvous.agent_store else None
+        self._store_port.bind()
 
     def release(self) -> None:
         """Give the port back, for another one to be bound; only where rank 0 serves the store itself."""
-        if self._port is not None and self._listener is None:
-            self._port.close()
-            self._port = None
+        self._store_port.release()
 
     def bound_ports(self) -> list[int]:
         """The port of the ranks' store, once it is bound."""
-        return [self._port.getsockname()[1]] if self._port is not None else []
+        return self._store_port.numbers
 
     @property
     def pids(self) -> set[int]:
@@ -130,7 +120,7 @@ class SoloJob:
         """Make everything ready for the ranks of an attempt, then call ``on_prepared``."""
         client = self.client
         self.start_stage = None
-        self._ignore_ranks()  # what the previous attempt missed, the next one gets
+        self._store_port.ignore_ranks()  # what the previous attempt missed, the next one gets
         if client.asks_torch:
             client.is_preparing = True  # also if it cannot be started
             self._start()
@@ -152,31 +142,31 @@ class SoloJob:
 
     def serve_soon(self) -> None:
         """The ranks have been started: serve them, unless they are done at once."""
-        if self._listener is None:
-            return
-        self._ignore_ranks()
+        if not self._store_port.fds:
+            return  # rank 0 serves the store
+        self._store_port.ignore_ranks()
         if self.client.is_open:
             self.deadline = time.monotonic()
         else:
             self.deadline = time.monotonic() + _HEAD_START_S
-            self._poller.watch(self._listener.fileno(), self.serve)
+            self._store_port.watch(self.serve)
 
     def attempt_ended(self) -> None:
         """No rank is left that could be served."""
         self.deadline = None
-        self._ignore_ranks()
+        self._store_port.ignore_ranks()
 
     def serve(self) -> None:
         """Have the coordinator serve the store of the current attempt."""
         self.deadline = None
-        self._ignore_ranks()
+        self._store_port.ignore_ranks()
         self._start()
         if self.client.is_open:
             self._serve_sent = True
             self.client.send({"op": "serve", "attempt": self._attempt()}, answers=("serving",))
 
     def _start(self) -> None:
-        self.client.start({"store": self._listener.fileno()} if self._listener is not None else {})
+        self.client.start(self._store_port.fds)
 
     def ask_start_stage(self, world_size: int) -> None:
         """How far have the ranks come? ``start_stage`` has the answer, soon; an attempt is asked about once."""
@@ -210,30 +200,17 @@ class SoloJob:
             self.client.is_preparing = False
             self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, 1))
             return
-        listener = self._listener
-        if listener is None or self._askers is not None:
-            return  # a rank has asked, or will be heard
 
         def on_asked() -> None:
             self._post(StoreUnavailable(time.monotonic(), self._attempt(), what, hint))
 
-        self._askers = StoreAskers(listener, self._poller, on_asked)
-
-    def _ignore_ranks(self) -> None:
-        """Ranks that connect wait for a coordinator that is on its way."""
-        askers, self._askers = self._askers, None
-        if askers is not None:
-            askers.close()
-        if self._listener is not None:
-            self._poller.unwatch(self._listener.fileno())
+        self._store_port.await_rank(on_asked)
 
     def close(self) -> None:
         """End the coordinator and give the port back. Events that are on their way are let through first."""
         has_more = self.client.forwards_events or self.client.serves_timers
         self.client.close(_GOODBYE_S if has_more else 0.0)
-        self._ignore_ranks()
-        if self._port is not None:
-            self._port.close()
+        self._store_port.close()
 
     # ----------------------------------------------------------------------------------------------------------------
     # The other hosts, which there are none of
