@@ -27,7 +27,7 @@ from saferun.diagnosis.merged_stacks import (
 )
 from saferun.diagnosis.rank_view import Found, RankView, first_found, library_call
 from saferun.diagnosis.rank_waits import Wait, rank_waits
-from saferun.diagnosis.wait_rules import RULES
+from saferun.diagnosis.wait_rules import GIL, OWN_GIL, RULES
 from saferun.evidence.diagnosis_values import Cause, Diagnosis
 from saferun.evidence.job_evidence import Evidence, ProcessSnapshot, StackDump, ThreadStack
 from saferun.evidence.wait_evidence import EPHEMERAL_FROM, ThreadWait
@@ -47,7 +47,7 @@ _LOCK, _QUEUE, _POOL = "a lock", "a queue", "a process pool"
 # What another thread gives to the one that waits, whichever that is.
 _GIVEN = frozenset({_QUEUE, "an event", "a condition", "a semaphore", "a barrier between threads"})
 _THREADING = Calls(("/threading.py", ()))
-_EVENT_WAIT = Calls(("/threading.py", ("wait",)))
+_WATCHED = frozenset({GIL, OWN_GIL, "a queue between processes", "a lock between processes"})
 _NO_STACKS = "unanswering"
 _CERTAIN = frozenset({"stopped", "spinning", _NO_STACKS, "dead"})
 _ON_GPU, _IN_CALL = "gpu", "collective"
@@ -405,8 +405,10 @@ def _asks_by_its_calls(view: RankView, found: Found, main: ThreadWait | None) ->
     """Whether the calls alone show a wait for something outside the job."""
     if found.detail.startswith("a lock file") or library_call(view, _ASKED_IN_A_THREAD) is not None:
         return True
+    # With a timeout of its own it goes on, whatever it waits for. Who waits for the GIL looks at it again and again, as
+    # worker processes do at their queues.
     is_timed = main is not None and main.timed
-    return is_timed and found.detail == "an event" and library_call(view, _EVENT_WAIT) is not None
+    return is_timed and found.kind == "lock" and found.detail not in _WATCHED
 
 
 def _is_timer(thread: ThreadStack) -> bool:

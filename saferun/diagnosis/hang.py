@@ -18,6 +18,7 @@ from saferun.diagnosis.hang_classes import (
     CLASSES,
     MISMATCH_ADVICE,
     OTHER_WAY,
+    RECEIVE_ADVICE,
     STORE_ADVICE,
     STUCK_ADVICE,
     HangClass,
@@ -44,6 +45,7 @@ _VERDICTS_ABOUT_RANKS = frozenset({"heartbeat", "overdue", "spinning", "stopped"
 _MAYBE_OF_PEERS = frozenset({"gpu", "lock", "user_code"})
 # By these a rank is not known to do something else than wait for others.
 _UNSURE = frozenset({"dead", "gpu", "interpreter", "unanswering", "user_code"})
+_RECEIVES = frozenset({"recv", "irecv"})
 _LEFT_THE_PATH = frozenset({"hang_sleep", "hang_missing_collective"})
 
 
@@ -433,6 +435,8 @@ class _Case:
             is_in = "is not in their group" if len(dead) == 1 else "are not in their groups"
             headline += f"; {ranks_text(ranks)}, which {_has(ranks)} ended ({how}), {is_in}"
         advice = STORE_ADVICE if is_store else ALL_ADVICE
+        if {wait.found.detail for wait in self._held_up} <= _RECEIVES:
+            advice = RECEIVE_ADVICE
         proof = stuck.message if stuck is not None else ""
         cause = Cause("hang_all_in_collective", f"all ranks wait in {what}", (), proof, advice, at.removeprefix(" at "))
         return Judgement(cause, headline)

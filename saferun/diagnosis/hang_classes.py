@@ -74,7 +74,11 @@ STUCK_ADVICE = (
     "look at the GPUs of {ranks} (nvidia-smi, Xid messages in the kernel log) and at the network between them; a kernel"
     " of the job's own that never ends looks alike, and TORCH_NCCL_ENABLE_TIMING=1 shows whose it is"
 )
-ALL_ADVICE = "look at the ranks of other hosts, at the network between them, and at the captures' GPU states"
+ALL_ADVICE = (
+    "look at the GPUs in the captures and, in a job of several hosts, at the ranks of the others and the network "
+    "between them"
+)
+RECEIVE_ADVICE = "each waits for a message that no rank sends: compare the order of their sends and receives"
 STORE_ADVICE = "check whether all ranks were started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
 _FORKED = frozenset({"a forked child", "a process pool"})
 _FORK_ADVICE = "check what the child waits for; locks held at fork stay locked: start children with spawn"

@@ -264,6 +264,7 @@ _LOCK_NATIVE = tuple(
 _GIL_NATIVE = ("take_gil", "PyEval_RestoreThread", "PyEval_AcquireThread", "PyGILState_Ensure", "pybind11::gil_scoped")
 
 
+GIL = "the GIL, which another thread holds"
 OWN_GIL = "a thread of its process group that needs the GIL, which it holds"
 """What a rank waits for in a deadlock within torch."""
 _DESTRUCTORS = ("c10d::ProcessGroup::~", "c10d::ProcessGroupGloo::~", "c10d::ProcessGroupNCCL::~")
@@ -291,7 +292,7 @@ def _own_gil(view: RankView) -> Found | None:
 
 def _lock(view: RankView) -> Found | None:
     if native_call(view, *_GIL_NATIVE):
-        return _in_lock("the GIL, which another thread holds")
+        return _in_lock(GIL)
     for table, message in _LOCKS:
         frames = [frame for frame in library_calls(view) if frame in table]
         if frames and not is_at_work(view):

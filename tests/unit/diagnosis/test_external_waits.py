@@ -38,6 +38,7 @@ THREADING = Frame("Condition.wait", f"{LIBRARY}/threading.py", 327)
 EVENT = (THREADING, Frame("Event.wait", f"{LIBRARY}/threading.py", 629), LOAD)
 QUEUE = (THREADING, Frame("Queue.get", f"{LIBRARY}/queue.py", 171), LOAD)
 FUTURE = (THREADING, Frame("Future.result", f"{LIBRARY}/concurrent/futures/_base.py", 451), LOAD)
+JOIN = (Frame("Thread._wait_for_tstate_lock", f"{LIBRARY}/threading.py", 1151), LOAD)
 MP_QUEUE = (
     Frame("Connection._recv", f"{LIBRARY}/multiprocessing/connection.py", 395),
     Frame("Queue.get", f"{LIBRARY}/multiprocessing/queues.py", 103),
@@ -152,6 +153,11 @@ POLL: dict[str, Any] = {"syscall": "poll", "waits_on": "a pipe"}
             id="a queue that another process feeds",
         ),
         pytest.param(job(*EVENT, waits=waits(timed=True)), id="an event with a timeout"),
+        pytest.param(job(*QUEUE, waits=waits(timed=True)), id="a queue with a timeout"),
+        pytest.param(job(THREADING, LOAD, waits=waits(timed=True)), id="a condition with a timeout"),
+        pytest.param(job(*FUTURE, waits=waits(timed=True)), id="a future with a timeout"),
+        pytest.param(job(*JOIN, waits=waits(timed=True)), id="a thread that is joined with a timeout"),
+        pytest.param(job(native("lock_PyThread_acquire_lock"), LOAD, waits=waits(timed=True)), id="a lock with one"),
         pytest.param(
             job(*FUTURE, waits=(ThreadWait(PID), ThreadWait(777, outside=True)), threads=(thread_of(777, LOAD),)),
             id="a thread of a pool that sleeps",
@@ -208,6 +214,10 @@ PEER = (ThreadWait(PID, pids=(100,)),)
             id="the store, by its port",
         ),
         pytest.param(job(LOAD, waits=waits()), id="a lock"),
+        pytest.param(job(native("lock_PyThread_acquire_lock"), LOAD, waits=waits()), id="a lock, by its native call"),
+        pytest.param(job(*JOIN, waits=waits()), id="a thread that is joined"),
+        # It looks at the GIL again every few milliseconds.
+        pytest.param(job(native("take_gil"), LOAD, waits=waits(timed=True)), id="the GIL"),
         pytest.param(job(*EVENT, waits=waits()), id="an event without a timeout"),
         pytest.param(job(*QUEUE, waits=waits()), id="a queue that nobody feeds"),
         pytest.param(job(*MP_QUEUE, **POLL, waits=waits()), id="a queue between processes that nobody else has"),

@@ -489,3 +489,11 @@ def test_of_ranks_without_stacks_it_is_said_what_shows_them(failure: str, word: 
     )
     assert found.cause is not None
     assert word in found.cause.advice
+
+
+@pytest.mark.parametrize(("calls", "advised"), [(("recv", "recv"), True), (("recv", "all_reduce"), False)])
+def test_ranks_that_all_receive_wait_for_messages_that_no_rank_sends(calls: tuple[str, str], *, advised: bool) -> None:
+    stacks = [(Frame(call, C10D, 2400), STEP) for call in calls]
+    found = diagnose_hang(job(*stacks))
+    assert found.cause is not None
+    assert ("compare the order of their sends and receives" in found.cause.advice) == advised
