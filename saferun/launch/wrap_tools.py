@@ -9,7 +9,25 @@ from __future__ import annotations
 
 from saferun.model import Value
 
-_GDB_PASSES = "SIGTERM SIGINT SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGCONT SIGCHLD SIG63"
+# gdb stops at crashes only. After the stacks the script gets its signal, so that it ends, or goes on, as without gdb.
+_GDB_CRASHES = "SIGSEGV SIGBUS SIGILL SIGFPE SIGABRT SIGSYS SIGTRAP"
+_GDB_IGNORES = "nostop noprint pass"
+# Where the script's own exit status is not known, that of gdb is reported: as a shell's, 128 + the signal.
+_GDB_STATUS = "$_isvoid($_exitsignal) ? ($_isvoid($_exitcode) ? 127 : $_exitcode) : 128 + $_exitsignal"
+_GDB_COMMANDS = (
+    f"handle all {_GDB_IGNORES}",
+    f"handle SIGINT {_GDB_IGNORES}",  # not among "all"
+    f"handle {_GDB_CRASHES} stop print",
+    "run",
+    "thread apply all bt",
+    f"handle all {_GDB_IGNORES}",
+    f"handle SIGTRAP {_GDB_IGNORES}",
+    # Not an error if the script has exited, as "continue" is. gdb 8.2 and older do not know -q.
+    "thread apply all -q continue",
+    "thread apply all continue",
+    "set language c",  # that of the last frame may have no such expressions
+    f"quit {_GDB_STATUS}",
+)
 
 
 class WrapTool(Value):
@@ -36,8 +54,9 @@ TOOLS = {
     ),
     "gdb": WrapTool(
         (
-            *("gdb", "-nx", "-batch", "-return-child-result", "-iex", "set auto-load no"),
-            *("-ex", f"handle {_GDB_PASSES} nostop noprint pass", "-ex", "run", "-ex", "thread apply all bt", "--args"),
+            *("gdb", "-nx", "-batch", "-return-child-result", "-iex", "set auto-load no", "-iex", "set confirm off"),
+            *(word for command in _GDB_COMMANDS for word in ("-ex", command)),
+            "--args",
         ),
         "at a crash it prints the native stacks of all threads; hangs are not detected while it is traced",
     ),

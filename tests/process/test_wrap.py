@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from saferun.launch.rank import Script
+from saferun.launch.wrap_tools import TOOLS
 from saferun.launch.wrapped_ranks import WrappedRanks
 from saferun.linux.children import Child
 from saferun.linux.pidfd import open_pidfd
@@ -38,6 +39,7 @@ from tests.process.process_ends import kernel_reports_exits
 QUIET = ("--preflight", "off")
 # A tool that forks, waits, and ends with an exit code of its own.
 SHELL = "sh -c '\"$@\"; exit 9' sh"
+needs_gdb = pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed here")
 HANDLES = """
 from rank import *
 def end(number, frame):
@@ -253,6 +255,46 @@ def test_known_tools_end_as_the_script_does(folder: Path, tool: str, how: str, c
         assert job.wait() == (0 if tool == "py-spy" and not kernel_reports_exits() else code), job.err
         written = {"perf": "perf.data", "valgrind": "valgrind.txt", "py-spy": "py-spy.speedscope.json"}.get(tool)
         assert written is None or job.rank_file(0, written)
+
+
+@needs_gdb
+@pytest.mark.parametrize("how", slow_but(["SIGSEGV", "SIGABRT", "SIGTRAP", "SIGKILL"], "SIGSEGV"))
+def test_a_script_that_crashes_under_gdb_dies_of_its_own_signal(folder: Path, how: str) -> None:
+    """After the stacks. gdb kills what it still has when it exits, and SIGKILL would be blamed on others."""
+    options = ("--wrap", "1:gdb", "--cores", "off")
+    with running(folder, END_AS_TOLD, *QUIET, *options, nproc=2, arguments=("0", how), store=False) as job:
+        job.hear("ready", 2)
+        until(lambda: job.has_happened("ScriptFound"), "the script is found")
+        job.release("end")
+        assert job.wait() == 1
+        assert how in job.err
+        assert ("killed from outside" in job.err) == (how == "SIGKILL")
+        assert (f"received signal {how}" in job.out) == (how != "SIGKILL")
+        assert "Are you sure" not in job.out
+
+
+GDB_ENDS = [
+    pytest.param("ctypes.string_at(0)", 128 + signal.SIGSEGV, True, id="crash"),
+    pytest.param("faulthandler.enable(); ctypes.string_at(0)", 128 + signal.SIGSEGV, True, id="faulthandler"),
+    pytest.param("os.kill(os.getpid(), signal.SIGTRAP)", 128 + signal.SIGTRAP, True, id="trap"),
+    pytest.param("os.kill(os.getpid(), signal.SIGTERM)", 128 + signal.SIGTERM, False, id="terminated"),
+    pytest.param("signal.signal(6, print); os.kill(os.getpid(), 6); sys.exit(5)", 5, True, id="handled"),
+    pytest.param("os.kill(os.getpid(), signal.SIGPIPE); sys.exit(5)", 5, False, id="ignored"),
+    pytest.param("sys.exit(7)", 7, False, id="failure"),
+    pytest.param("0", 0, False, id="success"),
+]
+
+
+@needs_gdb
+@pytest.mark.parametrize(("end", "code", "has_stacks"), slow_but(GDB_ENDS, "handled", "terminated"))
+def test_gdb_ends_as_the_script_does(end: str, code: int, *, has_stacks: bool) -> None:
+    """As a shell writes it: on older kernels nothing else is known of a script that ends in its first moment."""
+    source = f"import ctypes, faulthandler, os, signal, sys\n{end}"
+    command = [*TOOLS["gdb"].argv, sys.executable, "-c", source]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
+    assert ended.returncode == code
+    assert ("#0 " in ended.stdout) == has_stacks
+    assert ("Current thread" in ended.stderr) == ("faulthandler.enable" in end)
 
 
 @pytest.fixture(scope="module")
