@@ -92,6 +92,7 @@ PURE = (
     "launch/dry_run",
     "launch/hosts_at_fault",
     "launch/wrap_tools",
+    "launch/wrapped_hosts",
     "linux/nic",
     "preflight/best_nic",
     "preflight/bisect/__init__",

@@ -8,6 +8,7 @@ MASTER_ADDR: ``supervisor/topology``), saferun's own variables, the --logs-specs
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections.abc import Mapping, Sequence
 
@@ -256,7 +257,7 @@ class AttemptSetup:
         wrappers: tuple[tuple[Wrapper, ...], ...] = ()
         if self._config.wraps:
             try:
-                wrappers = self._wrappers(current.number, placement, environs)
+                wrappers = self._wrappers(current.number, assignment, environs)
             except SaferunError as error:
                 self._post_failed(assignment, error)
                 return
@@ -273,22 +274,24 @@ class AttemptSetup:
                 self._context.warn(f"{option} {rank}: there is no such rank; the world size is {placement.world_size}")
 
     def _wrappers(
-        self, attempt: int, placement: Placement, environs: Sequence[Mapping[str, str]]
+        self, attempt: int, assignment: Assignment, environs: Sequence[Mapping[str, str]]
     ) -> tuple[tuple[Wrapper, ...], ...]:
         """The tools that ranks run under.
 
         Raises:
             UsageError: they cannot.
         """
+        from saferun.launch.wrapped_hosts import missing_host_lines, with_own_name
         from saferun.launch.wrapping import cost_lines, usable_wrappers, wrappers_of
 
-        context, run_dir = self._context, self._context.run_dir
+        context, run_dir, placement = self._context, self._context.run_dir, assignment.placement
         has_files = run_dir.path is not None
         rank_dirs = [
             run_dir.rank_path(attempt, rank_assignment.rank) if has_files else None
             for rank_assignment in placement.ranks
         ]
-        wraps, command = self._config.wraps, self._config.command
+        wraps = with_own_name(self._config.wraps, self._config.hosts, context.host, os.uname().nodename)
+        command = self._config.command
         if attempt > 0:
             # Elastic jobs may have fewer ranks now; what was right at first is no mistake.
             found = [wrap._replace(ranks=wrap.ranks._replace(may_miss=True)) for wrap in wraps]
@@ -296,6 +299,10 @@ class AttemptSetup:
         wrappers = usable_wrappers(wraps, placement, context.host, rank_dirs, command, environs)
         for line in cost_lines(wraps, placement, context.host):
             context.report(line)
+        if context.job.leads:
+            met = {context.host, *(peer.label for peer in context.job.peers.values())}
+            for line in missing_host_lines(wraps, {*met, *assignment.spares, *self._config.hosts.names}):
+                context.warn(line)
         return wrappers
 
     def _apply_profiles(self, attempt: int, placement: Placement, environs: Sequence[dict[str, str]]) -> None:

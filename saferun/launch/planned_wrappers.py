@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from saferun.config import LaunchConfig
 from saferun.env.apply import apply
 from saferun.env.profiles import Resolution
 from saferun.launch.dry_run import planned_placement
+from saferun.launch.wrapped_hosts import with_own_name
 from saferun.launch.wrapping import Wrapper, missing_rank, usable_wrappers
 from saferun.supervisor.topology import rank_environs
 
@@ -45,7 +47,7 @@ def planned_wrappers(
             rank_dir=rank_dir,
         )
     wraps, notes = [], []
-    for wrap in config.wraps:
+    for wrap in with_own_name(config.wraps, config.hosts, host, os.uname().nodename):
         if config.hosts.most > 1 and not wrap.ranks.is_local and (error := missing_rank(wrap, placement)):
             # Other hosts may have more ranks.
             notes.append(f"{error.what}, if all hosts have as many ranks as this one")

@@ -266,7 +266,7 @@ def commands_of(plan: list[str]) -> list[str]:
 def test_a_wrapped_rank_is_shown_with_its_tools() -> None:
     """The first one is the outermost; the directory of a rank is not known yet."""
     script = f"{sys.executable} -u train.py"
-    wraps = ("--wrap", "1:nice -n {rank}", "--wrap", f"local:1:{TOOL} {{rank_dir}}/x", "--wrap", "host:other:no-tool")
+    wraps = ("--wrap", "1:nice -n {rank}", "--wrap", f"local:1:{TOOL} {{rank_dir}}/x")
     assert commands_of(plan_of("--nproc-per-node", "2", *wraps, "train.py")) == [
         script,
         f"nice -n 1 {TOOL} '{{rank_dir}}/x' {script}",
@@ -291,6 +291,7 @@ def test_a_rank_of_run_path_is_shown_as_it_is_run() -> None:
         (("--wrap", "0:no-such-tool"), "no-such-tool is not installed here"),
         (("--wrap", "7:nice"), "there is no rank 7 to run under nice"),
         (("--wrap", "local:2:nice"), "there is no local rank 2 to run under nice"),
+        (("--wrap", "host:typo:nice"), "there is no host typo to run nice on"),
         (("--wrap", "0:strace", "--run-dir", "none"), "there is no run directory"),
         (("--wrap", "0:memray", "--no-python"), "memray runs Python scripts only"),
         (("--wrap", "0:nice", "--env", "PATH=/nowhere"), "nice is not installed here"),
@@ -416,6 +417,14 @@ def test_a_rank_that_another_host_may_have_refuses_no_plan() -> None:
     assert commands_of(plan) == [f"nice {script}", script]
     with pytest.raises(UsageError, match="no local rank 2"):
         plan_of("--nproc-per-node", "2", "--wrap", "local:2:nice", "train.py", environ=SLURM_TASK_A_HOST)
+
+
+def test_a_tool_of_another_host_is_not_searched_for_here() -> None:
+    """It is the other host that refuses it; and a host that has another name than Slurm has for it refuses none."""
+    plan = plan_of(
+        "--wrap", "host:node1:no-tool", "--wrap", "host:other:no-tool", "train.py", environ=SLURM_TASK_A_HOST
+    )
+    assert commands_of(plan) == [f"{sys.executable} -u train.py"]
 
 
 def test_a_plan_does_not_claim_to_know_what_a_rendezvous_decides() -> None:
