@@ -212,11 +212,16 @@ def _open_run_dir(
 
 
 def _print_start_lines(config: LaunchConfig, screen: Screen) -> None:
-    """Where the settings come from, if no option names the file, and what there is to say about the hosts."""
+    """Where the settings come from, if no option names the file, and what there is to say of the hosts and tools."""
     if config.settings_file is not None and config.settings["config"].origin == "default":
         screen.print_message(f"saferun: settings from {printable(config.settings_file)}")
     for note in filter(None, (config.hosts.note, config.rendezvous.note)):
         screen.print_message(f"saferun: {printable(note)}")
+    if config.wraps:
+        from saferun.launch.wrapping import misspelt_lines
+
+        for line in misspelt_lines(config.wraps):
+            screen.print_message(f"saferun: {printable(line)}")
 
 
 def _open_screen(config: LaunchConfig, run_dir: RunDirectory) -> Screen:

@@ -10,7 +10,7 @@ from saferun.env.apply import apply
 from saferun.env.profiles import Resolution
 from saferun.launch.dry_run import planned_placement
 from saferun.launch.wrapped_hosts import with_own_name
-from saferun.launch.wrapping import Wrapper, missing_rank, usable_wrappers
+from saferun.launch.wrapping import Wrapper, missing_rank, misspelt_lines, usable_wrappers
 from saferun.supervisor.topology import rank_environs
 
 
@@ -26,7 +26,8 @@ def planned_wrappers(
         host: name of this host.
 
     Returns:
-        The tools of each rank, none where no rank has any; and lines about ranks that the job may not have.
+        The tools of each rank, none where no rank has any; and lines about ranks that the job may not have, and about
+        likely mistakes.
 
     Raises:
         UsageError: as the launch would.
@@ -46,7 +47,7 @@ def planned_wrappers(
             run_dir=run_dir,
             rank_dir=rank_dir,
         )
-    wraps, notes = [], []
+    wraps, notes = [], misspelt_lines(config.wraps)
     for wrap in with_own_name(config.wraps, config.hosts, host, os.uname().nodename):
         if config.hosts.most > 1 and not wrap.ranks.is_local and (error := missing_rank(wrap, placement)):
             # Other hosts may have more ranks.

@@ -13,6 +13,10 @@ from saferun.model import Placement, RankAssignment, Value
 
 _MAY_MEASURE = 1 << 21 | 1 << 38  # CAP_SYS_ADMIN, CAP_PERFMON
 _MOST_OPEN_LEVEL = 2
+_PLACEHOLDERS = ("rank", "local_rank", "rank_dir", "host")
+# Words of a few letters easily have most of them in common: cost, host.
+_SHORT = 4
+_SHORT_ALIKE, _ALIKE = 0.8, 0.65
 
 
 class Wrapper(Value):
@@ -122,6 +126,24 @@ def missing_tool(wrappers: Sequence[Sequence[Wrapper]], environs: Sequence[Mappi
                     "install it, or write where it is: --wrap 'RANKS:/path/to/tool ...'",
                 )
     return None
+
+
+def misspelt_lines(wraps: Sequence[WrapConfig]) -> list[str]:
+    """A line for each word in braces that looks like a misspelt placeholder.
+
+    Other words are the tool's own: ``awk '{print}'``, ``xargs -I{}``; and ``${rank}`` is a variable of a shell.
+    """
+    import re
+
+    from saferun.env.profiles.quoting import nearest
+
+    lines = []
+    for wrap in wraps:
+        for word in re.findall(r"(?<!\$)\{([A-Za-z][A-Za-z_-]*)\}", " ".join(wrap.argv)):
+            near = nearest(word, _PLACEHOLDERS, likeness=_SHORT_ALIKE if len(word) <= _SHORT else _ALIKE)
+            if near is not None and word != near:
+                lines.append(f"--wrap: {{{word}}} goes to {wrap.name} as it is; did you mean {{{near}}}?")
+    return list(dict.fromkeys(lines))
 
 
 def cost_lines(wraps: Sequence[WrapConfig], placement: Placement, host: str) -> list[str]:

@@ -204,6 +204,18 @@ def test_a_tool_that_is_not_there_is_said_before_any_rank_starts(folder: Path) -
         assert job.said() == []
 
 
+@pytest.mark.parametrize("is_dry", slow_but([False, True], "False"))
+def test_a_misspelt_placeholder_is_named_once(folder: Path, *, is_dry: bool) -> None:
+    question = ("--dry-run",) if is_dry else ()
+    wrap = ("--wrap", "*:env X={rankdir} Y={own}")
+    with running(folder, END_AS_TOLD, *QUIET, *question, *wrap, nproc=2, arguments=("0", "0"), store=False) as job:
+        job.release("end")
+        assert job.wait() == 0
+        line = "--wrap: {rankdir} goes to env as it is; did you mean {rank_dir}?"
+        assert (job.out if is_dry else job.err).count(line) == 1
+        assert "{own}" not in job.err
+
+
 @pytest.mark.parametrize("wrap", slow_but(["0:no-such-tool -x", "7:nice"], "7:nice"))
 def test_a_dry_run_refuses_a_tool_as_the_launch_does(tmp_path: Path, wrap: str) -> None:
     """It promises that the launch is possible, as far as that is known before."""

@@ -10,7 +10,7 @@ from saferun.cli.wrap_option import read_wraps
 from saferun.config import Command
 from saferun.errors import UsageError
 from saferun.launch import wrapping
-from saferun.launch.wrapping import Wrapper, _perf_refusal, cost_lines, missing_tool, wrappers_of
+from saferun.launch.wrapping import Wrapper, _perf_refusal, cost_lines, missing_tool, misspelt_lines, wrappers_of
 from saferun.model import Placement, RankAssignment
 
 HOST = "node3.cluster"
@@ -82,6 +82,27 @@ def test_a_tool_that_is_not_here_is_said_before_anything_starts(tmp_path: Path) 
     error = missing_tool(missing, [{"PATH": str(tmp_path)}])
     assert error is not None
     assert error.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("rankdir", "rank_dir"),
+        ("local-rank", "local_rank"),
+        ("RANK", "rank"),
+        ("hostname", "host"),
+        ("run_dir", "rank_dir"),
+    ],
+)
+def test_a_misspelt_placeholder_is_named(word: str, meant: str) -> None:
+    """It goes to the tool as it is, which may want it so."""
+    line = f"--wrap: {{{word}}} goes to tool as it is; did you mean {{{meant}}}?"
+    assert misspelt_lines(read_wraps([f"0:tool -o {{{word}}}/a {{{word}}}"])) == [line]
+
+
+def test_braces_of_a_tools_own_are_no_mistake() -> None:
+    own = "'{print}' -I{} {} {cost} {foo} {0} '{rank:x}' '${rank}' '${RANK_DIR}' {rank}{rank_dir}{local_rank}{host}"
+    assert misspelt_lines(read_wraps([f"0:tool {own}", "*:strace"])) == []
 
 
 def test_what_it_costs_is_said_once_a_tool() -> None:
