@@ -282,7 +282,7 @@ class AttemptSetup:
             UsageError: they cannot.
         """
         from saferun.launch.wrapped_hosts import missing_host_lines, with_own_name
-        from saferun.launch.wrapping import cost_lines, usable_wrappers, wrappers_of
+        from saferun.launch.wrapping import cost_lines, usable_wrappers, with_own_tools, wrappers_of
 
         context, run_dir, placement = self._context, self._context.run_dir, assignment.placement
         has_files = run_dir.path is not None
@@ -295,7 +295,7 @@ class AttemptSetup:
         if attempt > 0:
             # Elastic jobs may have fewer ranks now; what was right at first is no mistake.
             found = [wrap._replace(ranks=wrap.ranks._replace(may_miss=True)) for wrap in wraps]
-            return wrappers_of(found, placement, context.host, rank_dirs, command)
+            return with_own_tools(wrappers_of(found, placement, context.host, rank_dirs, command), environs)
         wrappers = usable_wrappers(wraps, placement, context.host, rank_dirs, command, environs)
         for line in cost_lines(wraps, placement, context.host):
             context.report(line)

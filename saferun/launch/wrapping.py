@@ -13,6 +13,7 @@ from saferun.model import Placement, RankAssignment, Value
 
 _MAY_MEASURE = 1 << 21 | 1 << 38  # CAP_SYS_ADMIN, CAP_PERFMON
 _MOST_OPEN_LEVEL = 2
+_OWN_TOOLS = frozenset({"py-spy"})
 _PLACEHOLDERS = ("rank", "local_rank", "rank_dir", "host")
 # Words of a few letters easily have most of them in common: cost, host.
 _SHORT = 4
@@ -97,10 +98,23 @@ def usable_wrappers(
     Raises:
         UsageError: as ``wrappers_of``, or a tool is not here.
     """
-    wrappers = wrappers_of(wraps, placement, host, rank_dirs, command)
+    wrappers = with_own_tools(wrappers_of(wraps, placement, host, rank_dirs, command), environs)
     if (error := missing_tool(wrappers, environs)) is not None:
         raise error
     return wrappers
+
+
+def with_own_tools(
+    wrappers: Sequence[tuple[Wrapper, ...]], environs: Sequence[Mapping[str, str]]
+) -> tuple[tuple[Wrapper, ...], ...]:
+    """The same with the path of a tool that is installed with saferun, if it is not on the PATH of the ranks.
+
+    saferun may be called without its environment being activated.
+    """
+    return tuple(
+        tuple(_from_own_environment(wrapper, environ) for wrapper in of_rank)
+        for of_rank, environ in zip(wrappers, environs, strict=True)
+    )
 
 
 def missing_rank(wrap: WrapConfig, placement: Placement) -> UsageError | None:
@@ -197,6 +211,15 @@ def _wrapper(wrap: WrapConfig, assignment: RankAssignment, host: str, rank_dir: 
             text = text.replace(f"{{{name}}}", value)
         argv.append(text)
     return Wrapper(wrap.name, tuple(argv), wrap.is_module)
+
+
+def _from_own_environment(wrapper: Wrapper, environ: Mapping[str, str]) -> Wrapper:
+    program = wrapper.argv[0]
+    if wrapper.is_module or program not in _OWN_TOOLS or _is_here(program, environ.get("PATH", os.defpath)):
+        return wrapper
+    from saferun.captures.tools import find_tool
+
+    return wrapper._replace(argv=(find_tool(program) or program, *wrapper.argv[1:]))
 
 
 def _is_here(program: str, path: str) -> bool:

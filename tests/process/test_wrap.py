@@ -251,6 +251,24 @@ def test_a_mistake_of_saferuns_own_costs_only_the_scripts_exit_code(folder: Path
         assert "RuntimeError: a mistake" in job.err
 
 
+def test_py_spy_is_found_where_saferun_has_it(folder: Path) -> None:
+    """Also in a second attempt. The environment need not be activated."""
+    program = """
+from rank import *
+tell("ready")
+await_release(f"end{ATTEMPT}")
+sys.exit(3 if ATTEMPT == 0 else 0)
+"""
+    options = (*QUIET, "--wrap", "0:py-spy", "--max-restarts", "1")
+    with running(folder, program, *options, environ={"PATH": "/usr/bin:/bin"}, store=False) as job:
+        for attempt in range(2):
+            job.hear("ready")
+            times = attempt + 1
+            until(lambda: [entry["event"] for entry in job.events()].count("ScriptFound") == times, "it is found")  # noqa: B023
+            job.release(f"end{attempt}")
+        job.wait()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", ["gdb", "valgrind", "perf", "py-spy", "nice -n 1", "timeout 100", "env -u X"])
 @pytest.mark.parametrize(("how", "code"), [("0", 0), ("3", 1)])

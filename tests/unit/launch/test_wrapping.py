@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,15 @@ from saferun.cli.wrap_option import read_wraps
 from saferun.config import Command
 from saferun.errors import UsageError
 from saferun.launch import wrapping
-from saferun.launch.wrapping import Wrapper, _perf_refusal, cost_lines, missing_tool, misspelt_lines, wrappers_of
+from saferun.launch.wrapping import (
+    Wrapper,
+    _perf_refusal,
+    cost_lines,
+    missing_tool,
+    misspelt_lines,
+    with_own_tools,
+    wrappers_of,
+)
 from saferun.model import Placement, RankAssignment
 
 HOST = "node3.cluster"
@@ -103,6 +112,25 @@ def test_a_misspelt_placeholder_is_named(word: str, meant: str) -> None:
 def test_braces_of_a_tools_own_are_no_mistake() -> None:
     own = "'{print}' -I{} {} {cost} {foo} {0} '{rank:x}' '${rank}' '${RANK_DIR}' {rank}{rank_dir}{local_rank}{host}"
     assert misspelt_lines(read_wraps([f"0:tool {own}", "*:strace"])) == []
+
+
+def test_py_spy_is_found_where_saferun_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its environment being activated. One on the PATH of the ranks comes first."""
+    own, of_user = tmp_path / "own", tmp_path / "user"
+    for folder in (own, of_user):
+        folder.mkdir()
+        (folder / "py-spy").write_text("")
+        (folder / "py-spy").chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(own / "python"))
+    wrappers = ((Wrapper("py-spy", ("py-spy", "record")), Wrapper("nice", ("nice",))),)
+    ((found, nice),) = with_own_tools(wrappers, [{"PATH": "/nowhere"}])
+    assert found.argv == (str(own / "py-spy"), "record")
+    assert nice.argv == ("nice",)
+    assert with_own_tools(wrappers, [{"PATH": str(of_user)}]) == wrappers
+    (own / "py-spy").unlink()
+    monkeypatch.setattr(sys, "prefix", "/nowhere")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert with_own_tools(wrappers, [{"PATH": "/nowhere"}]) == wrappers
 
 
 def test_what_it_costs_is_said_once_a_tool() -> None:
