@@ -279,7 +279,7 @@ class RankOutput(Value):
 
     ``rank`` is -1 where only the local rank is known. ``raised``: it had printed a traceback last when saferun stopped
     it. ``last_step``: of ``saferun.step``; ``failure``: of its failure record; ``traceback``: of that too, where it has
-    printed none.
+    printed none. ``tools``: the command lines of those that it ran under (``--wrap``), the outermost first.
     """
 
     local_rank: int
@@ -293,6 +293,7 @@ class RankOutput(Value):
     last_step: str = ""
     failure: tuple[str, ...] = ()
     traceback: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
 
 
 class HostView(Value):

@@ -374,8 +374,17 @@ class RankGroup:
                 rank.assignment.local_rank, err, rank.stderr_path, recorded["message"], recorded["time"], out
             )
             raised = ends_with_traceback(rank.lines_before_stop)
-            outputs.append(output._replace(raised=raised, failure=rank.failure, traceback=rank.traceback))
+            tools = self._tools_of(rank)
+            outputs.append(output._replace(raised=raised, failure=rank.failure, traceback=rank.traceback, tools=tools))
         return tuple(outputs)
+
+    def _tools_of(self, rank: Rank) -> tuple[str, ...]:
+        if not self.plan.wrappers:
+            return ()
+        import shlex
+
+        wrappers = self.plan.wrappers[self.plan.position(rank.assignment)]
+        return tuple(shlex.join(wrapper.argv) for wrapper in wrappers if not wrapper.is_module)
 
     def _all_last_lines(self, rank: Rank) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return self._last_lines_of(rank, is_stderr=False), self._last_lines_of(rank, is_stderr=True)

@@ -251,6 +251,17 @@ def test_a_mistake_of_saferuns_own_costs_only_the_scripts_exit_code(folder: Path
         assert "RuntimeError: a mistake" in job.err
 
 
+def test_a_tool_that_ended_its_rank_is_named_first(folder: Path) -> None:
+    """The scheduler's log, to which the hint would lead, knows nothing of it."""
+    options = (*QUIET, "--wrap", "0:timeout 1")
+    with running(folder, END_AS_TOLD, *options, arguments=("stay",), store=False) as job:
+        job.hear("ready")
+        job.release("end")
+        assert job.wait() == 1
+        assert "terminated from outside (SIGTERM)" in job.err
+        assert "hint: it ran under timeout 1 (--wrap), which may have sent the signal; if not, look at" in job.err
+
+
 def test_py_spy_is_found_where_saferun_has_it(folder: Path) -> None:
     """Also in a second attempt. The environment need not be activated."""
     program = """

@@ -29,6 +29,7 @@ _MOST_ITEMS = 4096
 _MOST_LINKS = 256
 _LONGEST_TEXT = 2000
 _MOST_STREAMS = 32
+_MOST_TOOLS = 4
 _BEGINNING = "Traceback (most recent call last):"
 _FATAL = "Fatal Python error:"
 _BEGINNING_LINES = 3
@@ -75,6 +76,7 @@ def _output(output: RankOutput, cut: _Cut) -> RankOutput:
         failure=_texts(output.failure, min(cut.stderr_lines, 4), cut.longest),
         traceback=_texts(output.traceback, cut.stderr_lines, cut.longest),
         stderr_path=output.stderr_path[:_LONGEST_TEXT],
+        tools=_texts(output.tools, _MOST_TOOLS, cut.longest),
     )
 
 

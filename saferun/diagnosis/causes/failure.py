@@ -123,6 +123,7 @@ class Failure(Value):
         others: pids of the ranks of its host, with their numbers.
         supervisor_pids: saferun's own.
         gpu_owners: which GPU of its host is whose.
+        tools: the command lines of those that it ran under.
         user: distinguishes the user's own code.
     """
 
@@ -145,6 +146,7 @@ class Failure(Value):
     supervisor_pids: tuple[int, ...] = ()
     gpu_owners: GpuOwners = GpuOwners((), ())
     most_chars: int = _MOST_CHARS
+    tools: tuple[str, ...] = ()
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -377,6 +379,7 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
         supervisor_pids=hosts.supervisor_pids(end.rank),
         gpu_owners=hosts.gpu_owners(end.rank),
         most_chars=min(max(_CHARS_IN_ALL // max(len(evidence.ends), 1), _LEAST_CHARS), _MOST_CHARS),
+        tools=output.tools if output is not None else (),
     )
 
 

@@ -156,6 +156,26 @@ _OUTSIDE: dict[int, tuple[str, str]] = {
     signal.SIGSYS: ("a system call that is forbidden here (SIGSYS)", "look at the container's seccomp profile"),
     signal.SIGTRAP: ("a breakpoint in native code (SIGTRAP)", "look at the native call in the stacks"),
 }
+# Tools of --wrap that send no signal of their own; others may, as timeout does, and nsys after --duration.
+_NO_SENDERS = frozenset(
+    {
+        "chrt",
+        "env",
+        "gdb",
+        "ionice",
+        "ltrace",
+        "nice",
+        "numactl",
+        "perf",
+        "py-spy",
+        "stdbuf",
+        "strace",
+        "taskset",
+        "time",
+    }
+    | {"valgrind"}
+)
+_OF_ITSELF = frozenset({signal.SIGALRM, signal.SIGXCPU, signal.SIGXFSZ, signal.SIGSYS, signal.SIGTRAP})
 _GOT_SIGNAL = LazyPattern(r"SignalException: Process \d{1,10} got signal: (\d{1,3}|SIG\w{2,8})")
 
 
@@ -203,7 +223,17 @@ def killed_from_outside(failure: Failure) -> Cause | None:
     core = failure.core
     if core is not None and core.sender_pid > 0 and core.sender_pid != failure.end.pid:
         message += f" by {_who(failure, core.sender_pid)}"
+    elif failure.signum not in _OF_ITSELF and (tool := _possible_sender(failure.tools)):
+        advice = f"it ran under {shortened(tool, 80)} (--wrap), which may have sent the signal; if not, {advice}"
     return cause(failure, "killed_from_outside", message, advice)
+
+
+def _possible_sender(tools: Iterable[str]) -> str:
+    """The outermost tool that may send its program a signal."""
+    for tool in tools:
+        if tool.partition(" ")[0].rpartition("/")[2] not in _NO_SENDERS:
+            return tool
+    return ""
 
 
 def broken_pipe(failure: Failure) -> Cause | None:

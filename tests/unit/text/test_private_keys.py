@@ -148,7 +148,8 @@ def test_no_part_of_a_private_key_is_in_what_a_diagnosis_is_made_of() -> None:
         traceback=(),
     )
     lines = tuple(PRINTED["without its end"])
-    group: Any = SimpleNamespace(ranks=[rank], is_closed=True, _last_lines={3: (lines, lines)})
+    last_lines = {3: (lines, lines)}
+    group: Any = SimpleNamespace(ranks=[rank], is_closed=True, _last_lines=last_lines, _tools_of=lambda _: ())
     [output] = RankGroup.outputs(group)
     for found in (output.last_lines, output.last_stdout_lines):
         assert found == (*BEFORE, REDACTED)
