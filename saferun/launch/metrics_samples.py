@@ -15,7 +15,6 @@ class MetricsSamples:
 
     def __init__(self, context: LaunchContext) -> None:
         self._context = context
-        self._output_bytes: dict[int, int] = {}  # by attempt
         self._ranks: list[int] = []
 
     def text(self, exit_code: int | None = None, *, is_openmetrics: bool = False) -> str:
@@ -27,9 +26,8 @@ class MetricsSamples:
 
     def _samples(self, exit_code: int | None) -> list[Sample]:
         context, log = self._context, self._context.investigation.log
-        ranks = context.current.ranks
-        if ranks:
-            self._output_bytes[context.attempt] = sum(rank.output_bytes() for rank in ranks)
+        # Of the attempts before, and of the current one: the streams of one that is over are closed.
+        output_bytes = context.ranks.ended_output_bytes + sum(rank.output_bytes() for rank in context.current.ranks)
         idle_s = context.investigation.hangs.idle_s() if context.current.living() else 0.0
         counted = log.counted(context.attempt)
         samples = [
@@ -46,7 +44,7 @@ class MetricsSamples:
             Sample("saferun_captures_total", log.captures),
             Sample("saferun_restarts_total", counted.restarts),
             *(Sample("saferun_retries_total", count, (("class", name),)) for name, count in counted.retries.items()),
-            Sample("saferun_output_bytes_total", sum(self._output_bytes.values())),
+            Sample("saferun_output_bytes_total", output_bytes),
         ]
         return samples if exit_code is None else [*samples, Sample("saferun_exit_code", exit_code)]
 

@@ -126,7 +126,7 @@ class Rank:
         return self.wrapped.child if self.wrapped.lives else None
 
     def output_bytes(self) -> int:
-        """How many bytes it has written to its streams, as far as they come through saferun."""
+        """How many bytes it has written to its streams that are open, as far as they come through saferun."""
         return sum(stream.bytes_read for stream in self.streams)
 
     def last_lines(self, *, is_stderr: bool) -> tuple[str, ...]:

@@ -65,6 +65,7 @@ class RankActions(PartBase):
         self._context = context
         self._reaper = reaper
         self._preforked = preforked
+        self.ended_output_bytes = 0  # what the ranks of attempts that are over have written
         self.intake = Intake(context.poller, time.monotonic)
         self.exec_wait = ExecWait(
             context.poller, on_started=self._on_started, on_failed=self._on_start_failed, warn=context.warn
@@ -384,7 +385,7 @@ class RankActions(PartBase):
             context.guarded("take the keyboard back", context.terminals.close)
         what = "keep the output of what is left running"
         pipes = context.guarded(what, self._left_pipes, group) or []
-        group.close(time.monotonic())
+        self.ended_output_bytes += group.close(time.monotonic())
         context.guarded(what, self._copy_left_output, pipes)
 
     def forget(self) -> None:

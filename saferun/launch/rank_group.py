@@ -338,11 +338,14 @@ class RankGroup:
         heartbeat = self.plan.environs[position].get("SAFERUN_HEARTBEAT_FILE", "")
         self.left_files.read(rank, self.plan.attempt, self.plan.destinations.error_files[position], heartbeat)
 
-    def close(self, at: float) -> None:
+    def close(self, at: float) -> int:
         """The attempt is over: take in what is left in the pipes and close everything.
 
         Args:
             at: monotonic seconds.
+
+        Returns:
+            How many bytes the ranks have written, as far as they came through saferun.
         """
         self.is_closed = True
         failed = any(rank.end is None or not rank.end.status.ok for rank in self.ranks)
@@ -350,11 +353,13 @@ class RankGroup:
             _take_in(rank, at)
             if failed:
                 self._last_lines[rank.assignment.rank] = self._all_last_lines(rank)
+        written = sum(rank.output_bytes() for rank in self.ranks)
         for rank in self.ranks:
             for stream in rank.streams:
                 stream.close()
             rank.streams.clear()
         self._streams.close()
+        return written
 
     def outputs(self) -> tuple[RankOutput, ...]:
         """What each rank has written last, in order of local rank."""

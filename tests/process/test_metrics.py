@@ -54,13 +54,31 @@ def test_the_file_shows_a_launch_that_runs_and_how_it_ended(folder: Path) -> Non
         assert "--metrics" not in job.err
 
 
-@pytest.mark.slow
 def test_output_and_restarts_are_counted_over_all_attempts(folder: Path) -> None:
-    source = "import sys; print('x' * 999); sys.exit(5)"
-    with running(folder, source, "--metrics", "saferun.prom", *QUIET, "--max-restarts", "2", store=False) as job:
+    """Counters never fall: what an attempt has written counts when its streams are closed, however short it was."""
+    source = "import sys; print('x' * 999); print('y' * 499, file=sys.stderr); sys.exit(5)"
+    options = ("--metrics", "saferun.prom", *QUIET, "--max-restarts", "2", "--retry-always")
+    with running(folder, source, *options, store=False) as job:
         assert job.wait() == 1
         assert values(job)["saferun_restarts_total"] == 2
         assert values(job)["saferun_attempt"] == 2
+        assert values(job)["saferun_output_bytes_total"] == 3 * (1000 + 500)
+
+
+def test_output_is_counted_at_the_end_of_a_job_that_succeeds(folder: Path) -> None:
+    source = """
+from rank import *
+print("x" * 999, flush=True)
+tell("ready")
+await_release("end")
+print("y" * 499, flush=True)
+"""
+    with running(folder, source, "--metrics", "saferun.prom", *QUIET, nproc=2, store=False) as job:
+        job.hear("ready", 2)
+        until(lambda: values(job).get("saferun_output_bytes_total") == 2 * 1000, "the file")
+        job.release("end")
+        assert job.wait() == 0
+        assert values(job)["saferun_output_bytes_total"] == 2 * (1000 + 500)
 
 
 @pytest.mark.parametrize("path", slow_but(["/nowhere/saferun.prom", "/dev/full/x", "/"], "/nowhere/saferun.prom"))

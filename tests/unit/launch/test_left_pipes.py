@@ -36,10 +36,11 @@ class Group:
             os.close(self.write_end)
             self.write_end = -1
 
-    def close(self, _at: float) -> None:
+    def close(self, _at: float) -> int:
         assert not self.is_closed
         os.close(self.read_end)
         self.is_closed = True
+        return 0
 
 
 class Actions:
@@ -51,6 +52,7 @@ class Actions:
         self.said: list[str] = []
         self.is_left, self.has_given_up = True, False
         ranks = self.ranks = RankActions.__new__(RankActions)
+        ranks.ended_output_bytes = 0
         context: Any = SimpleNamespace(
             current=SimpleNamespace(group=self.group),
             ended_attempt=None,

@@ -81,6 +81,7 @@ def test_a_rank_that_no_signal_ends_keeps_no_descriptor(monkeypatch: pytest.Monk
     rank: Any = SimpleNamespace(child=Child(pid, fd), wrapped=None, receiver=None, streams=[], end=None, pid=pid)
     rank.assignment = SimpleNamespace(local_rank=0, rank=0)
     rank.signals, rank.last_lines = {signal.SIGKILL}, lambda **_: ()
+    rank.output_bytes = lambda: 7
     group = RankGroup.__new__(RankGroup)
     group.__dict__.update(ranks=[rank], by_pid={pid: rank}, is_closed=False, _last_lines={}, _streams=Anything())
     group.__dict__["_guarded"] = lambda _what, call: call()
@@ -93,10 +94,13 @@ def test_a_rank_that_no_signal_ends_keeps_no_descriptor(monkeypatch: pytest.Monk
     ranks = RankActions.__new__(RankActions)
     orphans = SimpleNamespace(end=bool, is_left=False)
     exec_wait = SimpleNamespace(close=bool, take_failed=lambda _pid: False)
-    ranks.__dict__.update(_context=context, _reaper=Anything(), exec_wait=exec_wait, orphans=orphans)
+    ranks.__dict__.update(
+        _context=context, _reaper=Anything(), exec_wait=exec_wait, orphans=orphans, ended_output_bytes=0
+    )
     try:
         ranks.close()
         assert (unwatched, rank.child) == ([fd], Child(pid, -1))
+        assert ranks.ended_output_bytes == 7
         assert open_descriptors() == before
     finally:
         group.signal([0], signal.SIGKILL)
