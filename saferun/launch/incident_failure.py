@@ -391,13 +391,14 @@ def _with_recorders(
 
 def report_failure(context: InvestigationContext, record: AttemptRecord, action: ReportFailure) -> None:
     """Report why the attempt failed, and what happens next."""
-    if action.decision is not None:
-        context.launch.guarded("note the decision", _note_decision, context, action.decision, action.diagnosis)
     lines = context.launch.guarded("report the failure", _failure_lines, context, record, action)
     lines = lines if lines is not None else [f"saferun: {action.diagnosis.headline}"]
     if printed := context.launch.lines_to_print(lines, action.diagnosis.headline):
         context.print_lines(printed)
     record.add_failure(action.diagnosis, lines, restarting=action.restarting)
+    # After the failure that it follows from: that is the order of the report and of --on-event.
+    if action.decision is not None:
+        context.launch.guarded("note the decision", _note_decision, context, action.decision, action.diagnosis)
 
 
 def peer_lines(

@@ -64,6 +64,8 @@ raise ValueError("HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz012345 is refused")
         assert "hf_abc" not in (folder / "job" / "events").read_text()
         assert (end["exit_code"], end["outcome"]) == (1, "failed")
         assert restart["attempt"] == 0
+        in_order = sorted(events, key=lambda event: event["time"])
+        assert [event["kind"] for event in in_order] == ["failure", "restart", "failure", "end"]
         assert "restart\n" in (job.run_dir / "on_event.log").read_text()
 
 
