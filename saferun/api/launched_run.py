@@ -1,4 +1,4 @@
-"""What a launch has left in its run directory."""
+"""What a launch has left in its run directory, and in its output."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from saferun.text.decoding import MALFORMED, loads
 _LONGEST_EVENTS = 64 << 20
 _CANDIDATES = 50
 _CLOCK_S = 5.0
+_LONGEST_PRINTED = 1 << 20
+_HEADLINE, _HINT = "saferun: ", "hint: "
 
 
 def run_dir(pid: int, began: float, options: Sequence[str], environ: Mapping[str, str]) -> str | None:
@@ -84,6 +86,35 @@ def _take(event: dict[str, Any], ranks: dict[tuple[int, int], int], codes: dict[
         status, local_rank = event["status"], int(event["local_rank"])
         code = int(status["code"]) if status["code"] is not None else -int(status["signum"])
         codes.setdefault(attempt, {})[ranks.get((attempt, local_rank), local_rank)] = code
+
+
+def printed_failure(stderr: str) -> tuple[str, str]:
+    """The headline and the hint of a launch that has failed, as it has printed them.
+
+    Warnings are single lines, before it and after it. What says why a launch has failed has more of them.
+
+    Args:
+        stderr: what the launch has printed there; at most the last MiB is read.
+
+    Returns:
+        The two, without ``saferun:`` and ``hint:``; empty where there is none.
+    """
+    messages: list[list[str]] = []
+    is_open = False
+    for line in stderr[-_LONGEST_PRINTED:].splitlines():
+        if line.startswith(_HEADLINE):
+            messages.append([line])
+        elif is_open and line.startswith((_HINT, "  ")):
+            messages[-1].append(line)
+        else:
+            is_open = False
+            continue
+        is_open = True
+    if not messages:
+        return "", ""
+    first, *rest = next((message for message in reversed(messages) if len(message) > 1), messages[-1])
+    hint = next((line for line in rest if line.startswith(_HINT)), "")
+    return first.removeprefix(_HEADLINE), hint.removeprefix(_HINT)
 
 
 def _events(fd: int, host: str) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from saferun.api.function_call import function_call
 from saferun.api.launch_process import run_to_end
-from saferun.api.launched_run import rank_exit_codes, run_dir
+from saferun.api.launched_run import printed_failure, rank_exit_codes, run_dir
 from saferun.api.report import NAME, Report, read_report
 from saferun.errors import SaferunError, UsageError, suppress
 
@@ -52,13 +52,13 @@ class RunResult(NamedTuple):
         """This result, if the launch has succeeded.
 
         Raises:
-            SaferunError: it has failed; the text says why.
+            SaferunError: it has failed; the text says why, as far as there is a report or captured output.
         """
         if self.ok:
             return self
         failure = self.report.failure if self.report is not None else None
-        headline = failure.headline if failure is not None else f"the launch ended with exit code {self.exit_code}"
-        hint = failure.hint if failure is not None else ""
+        headline, hint = (failure.headline, failure.hint) if failure is not None else printed_failure(self.stderr)
+        headline = headline or f"the launch ended with exit code {self.exit_code}"
         raise SaferunError(headline, hint or f"see {self.run_dir or 'its output'}", self.exit_code)
 
 
@@ -85,13 +85,14 @@ def run(
     Raises:
         SaferunError: the function cannot be launched, or what it returned cannot be pickled; its text has a hint. A
             launch that fails is a result.
-        UsageError: ``args`` or ``options`` is one string.
+        UsageError: ``args`` or ``options`` is one string, or ``env`` has something else than strings.
         KeyboardInterrupt: Ctrl-C; the launch has been stopped.
     """
     for name, value in (("args", args), ("options", options)):
         if isinstance(value, (str, bytes)):
             hint = f"pass a list, one element for each word: {name}={os.fsdecode(value).split()}"
             raise UsageError(f"saferun.run: {name} is one string", hint)
+    environ = _environ(_variables(env or {}))
     with ExitStack() as stack:
         if callable(target):
             call = stack.enter_context(function_call(target, args))
@@ -101,7 +102,6 @@ def run(
             program = [os.fspath(target), *map(str, args)]
         # -P: a module in the current directory would stand in for one of Python's.
         own = [sys.executable, "-P", "-m", "saferun", *_OWN_OPTIONS, "--nproc-per-node", str(nproc)]
-        environ = _environ(env or {})
         began = time.time()
         ended = run_to_end([*own, *options, *program], environ, capture=capture)
         directory = run_dir(ended.pid, began, options, environ)
@@ -112,6 +112,25 @@ def run(
         with suppress(SaferunError):
             report = read_report(directory)
     return RunResult(ended.exit_code, codes, directory, report, values, ended.stdout, ended.stderr)
+
+
+def _variables(env: object) -> dict[str, str]:
+    """The variables that are set for a launch.
+
+    Raises:
+        UsageError: one of them is no string.
+    """
+    if not isinstance(env, Mapping):
+        raise UsageError(f"saferun.run: env is not a dict: {env!r}", "pass variables as env={'NAME': 'value'}")
+    variables = {}
+    for name, value in env.items():
+        try:
+            variables[os.fsdecode(name)] = os.fsdecode(value)
+        except TypeError:
+            kind = type(name if not isinstance(name, (str, bytes)) else value).__name__
+            hint = f"pass strings: env={{{str(name)!r}: {str(value)!r}}}"
+            raise UsageError(f"saferun.run: env: {name}={value!r}: {kind} is not a string", hint) from None
+    return variables
 
 
 def _environ(changes: Mapping[str, str]) -> dict[str, str]:

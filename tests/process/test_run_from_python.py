@@ -83,12 +83,26 @@ def test_a_script_that_fails_comes_with_its_report() -> None:
 
 
 def test_a_launch_that_does_not_start_has_no_report() -> None:
-    """``check`` says so all the same."""
+    """``check`` raises with what saferun has printed, where that was captured."""
     result = saferun.run("train.py", options=["--no-such-option"], capture=True)
     assert (result.report, result.run_dir) == (None, None)
-    with pytest.raises(SaferunError, match="the launch ended with exit code 2\nhint: see its output") as caught:
+    with pytest.raises(SaferunError, match="unrecognized arguments: --no-such-option\nhint: ") as caught:
         result.check()
     assert caught.value.exit_code == 2
+    with pytest.raises(SaferunError, match=r"there is no script nothere\.py\nhint: check the path"):
+        saferun.run("nothere.py", capture=True).check()
+    with pytest.raises(SaferunError, match="the launch ended with exit code 2\nhint: see its output"):
+        saferun.run("nothere.py").check()
+
+
+def test_a_launch_without_files_fails_with_what_it_has_printed() -> None:
+    """The warnings before and after the failure are not why it has failed."""
+    source = "import os\nif os.environ['RANK'] == '1': raise ValueError('bad batch')\nimport time; time.sleep(60)"
+    options = (*QUIET, "--run-dir", "none", "--metrics", "/nowhere/x")
+    result = saferun.run(script(source), nproc=2, options=options, capture=True)
+    assert result.report is None
+    with pytest.raises(SaferunError, match=r"^saferun: rank 1 \([^\n]* failed first [^\n]*ValueError: bad batch"):
+        result.check()
 
 
 @pytest.fixture(name="children_ignored")
@@ -145,6 +159,23 @@ def test_one_string_in_place_of_a_list_is_an_error(name: str) -> None:
     """Its letters would be the words: ``-`` is no option and no script, and a launch of nothing ends well."""
     with pytest.raises(UsageError, match=rf"{name} is one string\nhint: .*{name}=\['--lr', '1'\]"):
         saferun.run(script("pass"), **{name: "--lr 1"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("env", "what", "hint"),
+    [
+        ({"A": 1}, "env: A=1: int is not a string", "env={'A': '1'}"),
+        ({2: "b"}, "env: 2='b': int is not a string", "env={'2': 'b'}"),
+        ({"A": None}, "env: A=None: NoneType is not a string", "env={'A': 'None'}"),
+        (["A=1"], "env is not a dict: ['A=1']", "env={'NAME': 'value'}"),
+    ],
+)
+def test_a_variable_that_is_no_string_is_an_error_of_two_lines(env: Any, what: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        saferun.run(script("pass"), env=env)
+    first, second = str(caught.value).splitlines()
+    assert first == f"saferun: saferun.run: {what}"
+    assert second.endswith(hint)
 
 
 def leaving() -> int:
