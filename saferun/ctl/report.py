@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from saferun.report.page.run_contents import RunFiles
 
 _MOST_BYTES = 64 << 20
-_PAGE = "report.html"
+_PAGE, _REPORT = "report.html", "report.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,8 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.format:
         _write(arguments.output, _trace(directory, arguments.format))
     else:
-        name = "report.json" if arguments.json else "report.txt"
+        name = _REPORT if arguments.json else "report.txt"
         content = _read(directory, name)
+        if arguments.json:
+            _check_json(directory, content)
         if arguments.output:
             _write(arguments.output, content)
         else:
@@ -95,6 +97,11 @@ def _clock(seconds: float) -> str:
 
 
 def _files(directory: Path) -> RunFiles:
+    """What there is of a run.
+
+    Raises:
+        UsageError: there is nothing, or its report cannot be read: what is made without it would say nothing of it.
+    """
     from saferun.report.page.run_reading import read_run
 
     try:
@@ -105,7 +112,24 @@ def _files(directory: Path) -> RunFiles:
         raise UsageError(
             f"{shorter_path(str(directory))} is not the directory of a run", "name one like saferun-runs/latest"
         )
+    if files.report is None and os.path.lexists(path := os.path.join(directory, _REPORT)):
+        _read(directory, _REPORT)  # or why it cannot be read
+        raise _no_report(path)
     return files
+
+
+def _check_json(directory: Path, content: bytes) -> None:
+    """Nothing that is passed on to a program is half an object."""
+    try:
+        is_object = isinstance(json.loads(content), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise _no_report(os.path.join(directory, _REPORT))
+
+
+def _no_report(path: str) -> UsageError:
+    return UsageError(f"{shorter_path(path)} is no report, or not a whole one", "see report.txt there")
 
 
 def _read(directory: Path, name: str) -> bytes:

@@ -94,6 +94,29 @@ def test_what_is_not_there_is_said_with_what_to_do(
     assert "No such file" in answer_of(capsys, str(run_dir), "--json", "--output", missing, code=1)
 
 
+@pytest.mark.parametrize("content", ["", "[]", "half"])
+@pytest.mark.parametrize("arguments", [("--html",), ("--json",), ("--format", "perfetto"), ("--format", "speedscope")])
+def test_a_report_that_is_broken_is_an_error_of_two_lines(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], content: str
+) -> None:
+    """A page without the verdict would take the place of the good one, and a program would get half an object."""
+    (run_dir / "report.html").write_text("the good one")
+    whole = (run_dir / "report.json").read_text()
+    (run_dir / "report.json").write_text(whole[: len(whole) // 2] if content == "half" else content)
+    assert main(["report", str(run_dir), *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    what, hint = printed.err.splitlines()
+    assert what.endswith("report.json is no report, or not a whole one")
+    assert hint == "hint: see report.txt there"
+    assert (run_dir / "report.html").read_text() == "the good one"
+
+
+def test_a_run_without_a_report_has_a_page(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run_dir / "report.json").unlink()
+    assert answer_of(capsys, str(run_dir), "--html").strip().endswith("report.html")
+
+
 def test_a_page_opens_in_the_browser(
     run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
