@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from saferun.ctl.answer import answer, answer_json
 from saferun.ctl.run_directory import PLAIN_RUN_HELP, find_run
 from saferun.errors import UsageError
-from saferun.files.run_dir import shorter_path
+from saferun.files.run_dir import BASE, shorter_path
 from saferun.files.run_files import RUN_JSON, host_names, open_run, read_json, read_state
 from saferun.model import JsonObject, Value
 from saferun.text.decoding import MALFORMED
@@ -106,6 +106,7 @@ def _sections(content: JsonObject, fd: int, path: str) -> dict[str, dict[str, st
     if state.headline:
         outcome["headline"] = state.headline
     settings = content.get("settings") or {}
+    paths = (path, _earlier_path(content, settings))
     return {
         "outcome": outcome,
         "command": {
@@ -113,23 +114,32 @@ def _sections(content: JsonObject, fd: int, path: str) -> dict[str, dict[str, st
             "rank": " ".join(map(str, content.get("rank_command") or [])),
             "directory": str(content.get("cwd")),
         },
-        "versions": {name: _text(value, path) for name, value in dict(content.get("versions") or {}).items()},
+        "versions": {name: _text(value, paths) for name, value in dict(content.get("versions") or {}).items()},
         "settings": {
-            str(name): _text(setting["value"], path) for name, setting in settings.items() if name not in _OWN
+            str(name): _text(setting["value"], paths) for name, setting in settings.items() if name not in _OWN
         },
         "hosts": {
             "hosts": " ".join(host_names(fd)),
             "ranks per host": str(content.get("nproc_per_node")),
         },
         "environment": {
-            str(name): _text(value, path)
+            str(name): _text(value, paths)
             for name, value in dict(content.get("environment") or {}).items()
             if name not in _OWN
         },
     }
 
 
-def _text(value: Any, path: str) -> str:  # noqa: ANN401 - JSON
+def _earlier_path(content: JsonObject, settings: JsonObject) -> str:
+    """Where a run directory was while its run lasted: it may have been moved since. Empty: that is not known."""
+    chosen, name = (settings.get("run_dir") or {}).get("value"), content.get("directory")
+    place = str(chosen) if chosen else os.path.join(BASE, str(name)) if name else ""
+    return os.path.normpath(os.path.join(str(content.get("cwd") or ""), place)) if place else ""
+
+
+def _text(value: Any, paths: Iterable[str]) -> str:  # noqa: ANN401 - JSON
     """A value, with the run directory as {run_dir}: each run has another one."""
     text = value if isinstance(value, str) else json.dumps(value)
-    return text.replace(path, "{run_dir}")
+    for path in filter(None, paths):
+        text = text.replace(path, "{run_dir}")
+    return text

@@ -52,6 +52,25 @@ def test_runs_that_were_asked_for_the_same_do_not_differ(capsys: pytest.CaptureF
     ]
 
 
+@pytest.mark.parametrize("chosen", [None, "logs/{name}", "/data/{name}"])
+def test_a_run_that_was_moved_does_not_differ_by_where_it_was(
+    runs: Path, capsys: pytest.CaptureFixture[str], chosen: str | None
+) -> None:
+    """Its variables have the path that the run had."""
+    for name in (OLD, NEW):
+        there = chosen.format(name=name) if chosen else None
+        path = f"/x/{there or f'saferun-runs/{name}'}" if not (there or "").startswith("/") else there
+        change(
+            runs / name,
+            directory="" if there else name,
+            settings={"run_dir": {"value": there, "origin": "flag" if there else "default"}},
+            environment={"NCCL_DEBUG_FILE": f"{path}/node1/nccl.log", "TORCH_FR_DUMP_TEMP_FILE": f"{path}/dump"},
+        )
+    (runs / OLD).rename(runs.parent / "a moved run")
+    assert ctl.main(["diff", "a moved run", NEW]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "no differences"
+
+
 def test_each_difference_is_two_lines_below_its_section(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / NEW / "node2").mkdir()
     change(
