@@ -292,7 +292,9 @@ class Screen:
         text = self.out.target.unread_text
         if not text or self.err is self.out or self.out.target.is_file:
             return False
-        self.print_message(f"saferun: stdout was not read to its end: {text}")
+        refusal = self.out.target.refusal
+        what = f"could not be written ({refusal})" if refusal else "was not read to its end"
+        self.print_message(f"saferun: stdout {what}: {text}")
         return True
 
     def print_unwritten(self) -> bool:

@@ -30,6 +30,9 @@ _LINE_END = ord("\n")
 _DUMB = frozenset({None, "", "dumb"})
 # A reader that has gone stays so; a file that accepts nothing now may accept something later.
 _GONE = frozenset({errno.EPIPE, errno.EBADF, errno.EINVAL})
+# What a device answers that takes no bytes, as /dev/full does: nothing is written to it any more. EIO of a terminal
+# means that it has gone, as a reader does.
+_REFUSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 # The reader exists, but the kernel or the memory cgroup has no room for the bytes.
 _SHORT = frozenset({errno.ENOMEM, errno.ENOBUFS})
 _AGAIN_S = 1.0
@@ -66,6 +69,7 @@ class Target:
         waiting_bytes: how much is queued and has not been written.
         may_return: whether its reader may be started again (a pipe that has a name): what it misses is counted.
         is_away: whether it has gone.
+        refusal: why a device took no more bytes: what it misses is counted; empty: it did not refuse any.
         retry_at: when to try a full target again, in monotonic seconds; None: when it has room.
     """
 
@@ -73,6 +77,8 @@ class Target:
         mode = os.fstat(fd).st_mode
         self.is_terminal = os.isatty(fd) and os.environ.get("TERM") not in _DUMB and _is_own_terminal(fd)
         self.is_broken = False
+        self.refusal = ""
+        self._is_device = stat.S_ISCHR(mode) and not os.isatty(fd)
         self.fd = fd
         self.skipping = skipping
         self.skips_teed = False  # the same for streams of which log files of -t have a copy
@@ -122,7 +128,7 @@ class Target:
 
     def put(self, text: bytes | memoryview) -> None:
         """Queue bytes, whether there is room or not. Nothing is written before ``flush``."""
-        if self.is_away:
+        if self.is_away or self.refusal:
             self.skip(bytes(text).count(b"\n"))
         elif text and not self.is_broken:
             if self.is_file and not self._waiting:
@@ -134,7 +140,7 @@ class Target:
 
     def skip(self, lines: int) -> None:
         """Count lines that are skipped because there was no room."""
-        if not self.is_broken:
+        if not self.is_broken or self.refusal:
             self._skipped_lines += lines
 
     @property
@@ -185,7 +191,7 @@ class Target:
     @property
     def is_empty(self) -> bool:
         """Whether everything has been written."""
-        return not self._waiting and (not self._skipped_lines or self.is_away)
+        return not self._waiting and (not self._skipped_lines or self.is_away or self.is_broken)
 
     @property
     def waits_for_room(self) -> bool:
@@ -272,7 +278,9 @@ class Target:
                 self.retry_at = time.monotonic() + _RETURN_S
             else:
                 self.is_broken = True
-                self._skipped_lines = 0
+                if self._is_device and error.errno in _REFUSING:
+                    self.refusal = error.strerror or str(error)
+                self._skipped_lines = self._skipped_lines + self._waiting_lines if self.refusal else 0
             self._waiting.clear()
             self.waiting_bytes = 0
             self._judged_from = None

@@ -312,6 +312,24 @@ def test_a_full_disk_behind_stdout_does_not_end_the_job(tmp_path: Path) -> None:
         assert job.rank_file(0, "stdout.log") == b"done\n"
 
 
+@pytest.mark.parametrize("options", [(), ("--run-dir", "none")])
+def test_what_a_full_device_behind_stdout_misses_is_counted_on_stderr(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """A reader that has gone (``| head``) has read what it wants; a full disk is a fault."""
+    with (
+        open("/dev/full", "wb") as full,
+        running(tmp_path, "for i in range(1000): print(i)", *options, nproc=2, stdout=full, store=False) as job,
+    ):
+        assert job.wait() == 0
+        (line,) = (line for line in job.err.splitlines() if "stdout" in line)
+        said = "saferun: stdout could not be written (No space left on device): 2000 lines are missing there; "
+        assert line.startswith(said)
+    with Pipe() as pipe, running(tmp_path / "2", QUICK, *options, stdout=pipe.write_end, store=False) as job:
+        pipe.close_write_end()
+        pipe.close_read_end()
+        assert job.wait() == 0
+        assert "stdout" not in job.err
+
+
 def test_stdout_may_be_a_socket(tmp_path: Path) -> None:
     import socket
 

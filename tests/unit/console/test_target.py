@@ -428,7 +428,7 @@ def test_a_reader_that_goes_away_while_the_ranks_wait_for_it_sets_them_free() ->
 
 
 def test_a_device_that_takes_nothing_is_given_up() -> None:
-    """``> /dev/full``: ENOSPC forever."""
+    """``> /dev/full``: ENOSPC forever. What it misses is counted, as for a file on a full disk."""
     fd = os.open("/dev/full", os.O_WRONLY)
     try:
         target = Target(fd, skipping=True, where=lambda: WHERE)
@@ -436,6 +436,12 @@ def test_a_device_that_takes_nothing_is_given_up() -> None:
         target.flush()
         assert target.is_broken
         assert target.is_empty
+        target.put(b"two\nthree\n")
+        target.skip(4)
+        assert target.is_empty
+        assert not target.flush()
+        assert target.refusal == "No space left on device"
+        assert target.unread_text == f"7 lines are missing there; {WHERE}"
         if target.fd != fd:
             os.close(target.fd)
     finally:
