@@ -26,11 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write it, and print how it is used."""
     directory = os.path.abspath(arguments.directory)
+    if os.pathsep in directory:
+        what = f"{directory}: PATH and PYTHONPATH can have no directory with {os.pathsep!r} in its name"
+        raise UsageError(what, "name another directory")
     hook = os.path.join(directory, "python")
     files = ((os.path.join(directory, "torchrun"), 0o755), (os.path.join(hook, "sitecustomize.py"), 0o644))
     for path, _ in files:
         if not arguments.force and os.path.lexists(path) and not _is_ours(path):
-            raise UsageError(f"{path} is there already, and is not one of saferunctl's", "name another directory")
+            raise UsageError(
+                f"{path} is there already, and is not one of saferunctl's",
+                "name another directory, or overwrite it with --force",
+            )
     path = hook
     try:
         texts = (_torchrun_text(), _hook_text())

@@ -70,7 +70,9 @@ def test_it_is_written_again_but_never_over_another_torchrun(
     assert main(["shim", str(tmp_path)]) == 0
     (tmp_path / "torchrun").write_text("#!/bin/sh\n# the real one\n")
     assert main(["shim", str(tmp_path)]) == 2
-    assert "not one of saferunctl's" in capsys.readouterr().err
+    what, hint = capsys.readouterr().err.splitlines()
+    assert "not one of saferunctl's" in what
+    assert hint == "hint: name another directory, or overwrite it with --force"
     assert "the real one" in (tmp_path / "torchrun").read_text()
     assert main(["shim", str(tmp_path), "--force"]) == 0
     assert sys.executable in (tmp_path / "torchrun").read_text()
@@ -79,6 +81,21 @@ def test_it_is_written_again_but_never_over_another_torchrun(
 def test_a_directory_that_cannot_be_made_is_an_error_of_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["shim", "/proc/nowhere"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_a_directory_that_a_search_path_cannot_have_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A colon would split it in two."""
+    (tmp_path / "c:d").mkdir()
+    for directory in (tmp_path / "a:b", tmp_path / "c:d" / "bin"):
+        assert main(["shim", str(directory)]) == 2
+        what, hint = capsys.readouterr().err.splitlines()
+        assert what.startswith(f"saferun: {directory}: ")
+        assert hint == "hint: name another directory"
+        assert not directory.exists()
+    monkeypatch.chdir(tmp_path / "c:d")
+    assert main(["shim", "bin"]) == 2
 
 
 def test_the_command_for_scripts_that_need_their_local_rank_as_an_argument(tmp_path: Path) -> None:
