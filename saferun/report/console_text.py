@@ -38,6 +38,8 @@ _PEER_LINE_BYTES = 1024
 _FRAME = re.compile(r'\s{0,40}File "([^"]{1,600})", line \d')
 # A frame, its source, and the marks below it.
 _FRAME_LINES = 3
+ABOVE = "  above: "
+"""Begins the line that names a traceback which its ranks have printed on the console."""
 
 
 def failure_text(
@@ -72,7 +74,7 @@ def failure_text(
     cause = _cause_lines(diagnosis, [*head, *quoted_output, *crash])
     traceback = _traceback_of(diagnosis)
     if traceback is not None and is_above is not None and is_above(traceback):
-        quoted_output = [f"  above: {quoted_output[0].strip().removesuffix(':')}"]
+        quoted_output = [f"{ABOVE}{quoted_output[0].strip().removesuffix(':')}"]
     quoted_output += console_locals(diagnosis, traceback)
     body = [*quoted_output, *cause, *crash, *console_calls(diagnosis, calls, has_traceback=traceback is not None)]
     # Dead ranks have lines of their own.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from saferun import __version__
@@ -23,7 +24,7 @@ from saferun.evidence.job_evidence import (
 from saferun.preflight.findings_text import decision_text, table_lines
 from saferun.preflight.results import HostInfo, Preflight
 from saferun.report.calls_text import report_calls
-from saferun.report.console_text import core_text
+from saferun.report.console_text import ABOVE, core_text
 from saferun.report.report_json import Incident, Run, SlowRow, cores_of, first_and_last, outcome_of, steps_of
 from saferun.report.text_diagram import WIDTH, frame_text, group_lines, group_text, rank_ranges, whole_tree_lines
 from saferun.supervisor.policy.decision_row import DecisionRow
@@ -106,7 +107,7 @@ def _within(lines: Iterable[str], most_bytes: int) -> list[str]:
 def _run_lines(run: Run, incidents: int, kept: int) -> Iterator[str]:
     started = f", started {run.clock}" if run.clock else ""
     yield f"saferun {__version__}: run {run.run_id} on {run.host}{started}"
-    yield f"command: {' '.join(redacted_command(run.command))}"
+    yield f"command: {shlex.join(redacted_command(run.command))}"
     exit_code = f" (exit code {run.exit_code})" if run.exit_code is not None else ""
     yield f"outcome: {run.outcome}{exit_code}"
     if run.files:
@@ -142,7 +143,7 @@ def _incident_lines(number: int, incident: Incident) -> Iterator[str]:
     where = f"{len(evidence.hosts)} hosts" if len(evidence.hosts) >= _SEVERAL else evidence.host
     yield f"{number}. {incident.kind} in attempt {incident.attempt} on {where}{clock}"
     yield _RULE
-    yield from incident.console_lines or (diagnosis.headline,)
+    yield from map(_here, incident.console_lines) if incident.console_lines else (diagnosis.headline,)
     yield f"what followed: {_outcome_text(incident)}"
     if diagnosis.start in _STARTS:
         yield f"how far the start had come: {_STARTS[diagnosis.start]}"
@@ -188,6 +189,11 @@ def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
             yield f"--- {title}"
             is_first = False
         yield line
+
+
+def _here(line: str) -> str:
+    """A line of the console as it is here: what its ranks had printed above it stands below, as "tracebacks"."""
+    return line.replace(ABOVE, "  below: ", 1) if line.startswith(ABOVE) else line
 
 
 def _outcome_text(incident: Incident) -> str:

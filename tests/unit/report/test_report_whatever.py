@@ -436,3 +436,18 @@ def test_a_stack_without_end_keeps_both_its_ends() -> None:
     assert branch["frames_omitted"] == len(frames) - len(branch["frames"])
     assert branch["frames"][0]["function"] == "<module>"
     assert branch["frames"][-1]["function"] == "all_reduce"
+
+
+def test_the_command_of_report_txt_can_be_pasted_into_a_shell() -> None:
+    command = ("saferun", "--nproc-per-node", "2", "tr \u00e4in 1.py", "a", "$b")
+    lines = build_report_text(RUN._replace(command=command), []).splitlines()
+    assert "command: saferun --nproc-per-node 2 'tr \u00e4in 1.py' a '$b'" in lines
+
+
+def test_in_report_txt_a_traceback_that_is_above_on_the_console_stands_below() -> None:
+    line = "the traceback of rank 1, and of 6 others"
+    crash = CRASH._replace(diagnosis=EXCEPTION_EVERYWHERE, console_lines=("saferun: x", f"  above: {line}"))
+    text = build_report_text(RUN, [crash])
+    assert f"  below: {line}\n" in text
+    assert f"  above: {line}" not in text
+    assert text.index("  below: ") < text.index("--- tracebacks")
