@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from saferun.model import Value
 
 TYPE_CHECKING = False
@@ -106,9 +108,12 @@ def prevailing(earlier: Ending | None, later: Ending) -> Ending:
     signal to another host, since a scheduler sends one to all of them: what had failed before was not its doing.
     Of all else the reason that explains more prevails, and of two that explain as much the later one; but of failures
     the first. What this host sees fail while the hosts regroup are ranks that others have left.
+    Where a user had the job stopped, and then killed, because its ranks did not end, both of it is the reason.
     """
     if earlier is None:
         return later
+    if isinstance(earlier, Stopped) and isinstance(later, Stopped) and _is_killed_after(earlier, later):
+        return later._replace(by=f"{earlier.by}, then {later.by}")
     if _is_order(earlier):
         return earlier
     if _is_order(later):
@@ -131,6 +136,10 @@ def explanation(ending: Ending | None) -> tuple[str, str]:
 def is_final(ending: Ending | None) -> bool:
     """Whether there is no other attempt after it, whatever the policy says."""
     return (isinstance(ending, Hung) and ending.is_final) or (isinstance(ending, NotStarted) and not ending.class_name)
+
+
+def _is_killed_after(earlier: Stopped, later: Stopped) -> bool:
+    return bool(earlier.by and later.by) and later.signum == signal.SIGKILL != earlier.signum
 
 
 def _is_order(ending: Ending) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -77,6 +78,11 @@ def test_kill_ends_the_grace_of_a_stop_that_somebody_waits_for(folder: Path) -> 
         assert stop.returncode == 0
         assert "exit code 137" in out
         assert job.wait() == 137
+        (incident,) = json.loads((job.run_dir / "report.json").read_text())["incidents"]
+        headline = incident["headline"]
+        assert re.fullmatch(r"stopped by saferunctl stop by [^,]+, then saferunctl kill by [^,]+", headline)
+        assert headline in job.err
+        assert described(job)["end"]["headline"] == headline
 
 
 @pytest.mark.slow

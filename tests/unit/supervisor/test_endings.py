@@ -76,6 +76,17 @@ def test_a_signal_to_this_host_counts_after_one_to_another_host() -> None:
     assert prevailing(asked, STOPPED) is asked
 
 
+def test_a_kill_after_a_stop_names_who_asked_for_both() -> None:
+    """The exit code is that of the kill."""
+    stop = Stopped(signal.SIGTERM, by="saferunctl stop by a")
+    kill = Stopped(signal.SIGKILL, by="saferunctl kill by b")
+    both = Stopped(signal.SIGKILL, by="saferunctl stop by a, then saferunctl kill by b")
+    assert prevailing(stop, kill) == both
+    assert prevailing(both, kill) is both
+    assert prevailing(kill, kill._replace(by="saferunctl kill by c")) is kill
+    assert prevailing(STOPPED, kill) is STOPPED
+
+
 def test_the_table_has_every_kind_of_ending() -> None:
     """A new one has to find its place in it."""
     assert {type(one) for one in ALL} == set(typing.get_args(Ending))
