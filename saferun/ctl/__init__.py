@@ -126,10 +126,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if subcommand.name == asked:
             module = subcommand.load()
             module.add_arguments(subparser)
-            subparser.set_defaults(run=module.run, takes_more=subcommand.takes_more)
+            subparser.set_defaults(run=module.run, takes_more=subcommand.takes_more, parser=subparser)
     arguments, more = parser.parse_known_args(argv)
     if more and not arguments.takes_more:
-        parser.error(f"unrecognized arguments: {' '.join(more)}")
+        arguments.parser.error(f"unrecognized arguments: {' '.join(more)}")
     arguments.more = more
     try:
         return _run(arguments)

@@ -18,7 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True, dest="action")
 
     def action(name: str, summary: str) -> argparse.ArgumentParser:
-        return actions.add_parser(name, help=summary, description=summary)
+        added = actions.add_parser(name, help=summary, description=summary)
+        added.set_defaults(parser=added)
+        return added
 
     action("list", "the env profiles, with what they cost")
     show = action("show", "what a profile sets on this host, and why")
