@@ -19,6 +19,11 @@ _LONGEST_ENVIRON = 1 << 20
 _CHECK = "import sys; sys.exit(not (hasattr(sys, 'remote_exec') and sys.is_remote_debug_enabled()))"
 _DISABLED = b"PYTHON_DISABLE_REMOTE_DEBUG="
 _QUIETLY = ("set pagination off", "set debuginfod enabled off")
+# ``quit`` asks nothing, as it only lets the rank go on; ``kill`` asks. A gdb older than 8.2, which takes no text of
+# several lines from Python, asks at ``quit``, too. Source: gdb's manual, "User-defined Command Hooks"; its NEWS, 8.2.
+_QUIT_AT_ONCE = (
+    r"""python exec("try: gdb.execute('define hook-quit\\nset confirm off\\nend')\nexcept gdb.error: pass")"""
+)
 
 
 class Debugger(Value):
@@ -78,7 +83,7 @@ def _python_of(pid: int) -> str:
 
 def _gdb_command(gdb: str, pid: int) -> tuple[str, ...]:
     """The settings of the user's own .gdbinit hold."""
-    before = [word for setting in _QUIETLY for word in ("-iex", setting)]
+    before = [word for setting in (*_QUIETLY, _QUIT_AT_ONCE) for word in ("-iex", setting)]
     py_spy = find_tool("py-spy")
     if py_spy:
         # It reads the memory of the stopped process, and needs no debugging symbols.

@@ -85,9 +85,12 @@ def test_a_rank_is_debugged_without_its_help_and_goes_on(folder: Path) -> None:
             shell.type(b"\x03")
             until(lambda: "SIGINT" in shell.text, "Ctrl-C goes to gdb")
             until(lambda: state_of(pid) == "t", "the rank is stopped again")
+            shell.type(b"kill\r")
+            until(lambda: "(y or n)" in shell.text, "gdb asks before it kills the rank")
+            shell.type(b"n\r")
+            until(lambda: "Not confirmed" in shell.text, "it does not")
+            # A question would keep the rank stopped.
             shell.type(b"quit\r")
-            until(lambda: "Quit anyway?" in shell.text, "gdb asks first")
-            shell.type(b"y\r")
             assert shell.process.wait() == 0
             until(lambda: "rank 1 goes on" in shell.text, "it is said")
             assert termios.tcgetattr(shell.slave) == shell.before
