@@ -1534,6 +1534,7 @@ LITERALS: dict[int, tuple[str, ...]] = {
     0xBF5B64AF: ("An error occurred while generating the dataset", "Error in call to target '", "ailed to import "),
     0xC21D538F: (" failure ",),
     0xC2CD4CA7: ("libcuda.so cannot found",),
+    0xC5503503: ("compile", "eval", "exec", "raise"),
     0xC5D7BFC3: ("...", "/resource_tracker.py:", "<no Python frame>", "<tstate is freed>", "warnings.warn("),
     0xC6594F9A: ("DataLoader ",),
     0xC6780C62: ("No module named '", "ailed to import ", "cannot import name '"),

@@ -249,6 +249,31 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and RANK == 0:
         assert decisions(job) == ["restart"]
 
 
+@pytest.mark.parametrize(
+    "fails",
+    slow_but(
+        [
+            "raise SyntaxError('broken PNG file')",
+            "raise SyntaxError('a section is expected', ('schedule.py', 3, 1, 'rate = 3'))",
+            "compile('lr = = 3', 'schedule.py', 'exec')",
+        ],
+        "raise SyntaxError('broken PNG file')",
+    ),
+)
+def test_a_syntax_error_that_the_script_raises_twice_leaves_all_restarts(tmp_path: Path, fails: str) -> None:
+    """Pillow raises one for a file that is no image, and the file may be whole the next time; torchrun restarts."""
+    program = f"""
+from rank import *
+tell("ran")
+if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 3:
+    {fails}
+"""
+    with running(tmp_path, program, "--max-restarts", "4") as job:
+        assert job.wait() == 0
+        assert decisions(job) == ["restart"] * 3
+        assert "fix the source" not in job.err
+
+
 @pytest.mark.slow
 def test_a_script_that_python_cannot_read_is_not_started_again(tmp_path: Path) -> None:
     """None of it has run, and no attempt changes that."""

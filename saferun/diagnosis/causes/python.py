@@ -53,6 +53,8 @@ _LETTERS = LazyPattern(r"[^\W_]")
 _OF_TORCH = LazyPattern(r"\s|\[W\d{0,4} ?\d\d:\d\d")
 _NO_TEXT = LazyPattern(r"null bytes|Non-UTF-8 code|invalid non-printable character")
 _PYTHON = (".py", ".pyw", ".pyc", ">")
+# The call, or the raise statement, above the location that a SyntaxError has.
+_READS_TEXT = LazyPattern(r"raise\b|.{0,300}\b(?:compile|exec|eval)\(")
 # strerror(3), as exceptions of other types quote it; of a compiler's headers it is about the compiler.
 _ERRNO_TEXTS = (
     (
@@ -89,11 +91,14 @@ def syntax_error(failure: Failure) -> Cause | None:
         return None
     # The location of the fault is the last frame, also in a library.
     frames = error.innermost.frames
-    if frames and frames[-1].file.startswith("<"):
-        # No source, but text that the program has evaluated, maybe of its data.
+    if not frames or frames[-1].function:
+        # The compiler names no function: this one was raised, as Pillow does for a file that is no image.
         return None
-    name = frames[-1].file.rpartition("/")[2] if frames else ""
-    location = f"{name}:{frames[-1].line}" if frames else ""
+    if frames[-1].file.startswith("<") or (len(frames) > 1 and _was_read_as_data(error, frames[-1].file)):
+        # No source, but text that the program has evaluated or parsed, maybe of its data.
+        return None
+    name = frames[-1].file.rpartition("/")[2]
+    location = f"{name}:{frames[-1].line}"
     line = error.innermost.message[0]
     if len(frames) == 1 and not name.endswith(_PYTHON):
         if "." not in name and _NO_TEXT.search(line) is None:
@@ -105,6 +110,18 @@ def syntax_error(failure: Failure) -> Cause | None:
             failure, "syntax_error", f"{name} is not a Python file: {line}", advice, proof=line, location=location
         )
     return cause(failure, "syntax_error", line, "fix the source at that line", proof=line, location=location)
+
+
+def _was_read_as_data(error: PythonError, file: str) -> bool:
+    """Whether the program itself has read the file that the error names: no import statement has."""
+    if not file.endswith(_PYTHON):
+        return True
+    block = error.innermost
+    printed = [line.strip() for line in error.lines[: block.message_start - error.blocks[0].start]]
+    places = [index for index, line in enumerate(printed) if line.startswith('File "')]
+    # All lines of the call, which newer Pythons print.
+    quoted = printed[places[-2] : places[-1]] if len(places) > 1 else ()
+    return any(_READS_TEXT.match(line) is not None for line in quoted)
 
 
 def usage_error(failure: Failure) -> Cause | None:
