@@ -166,7 +166,7 @@ class ControlFinder:
             theirs = hosts_text(found.hosts, found.spares) if found.spares or rdzv.spares else str(found.hosts)
             message = f"{rdzv.name} was started for {rdzv.hosts_text}, {first} for {theirs}"
             option = "--nnodes" if found.hosts != rdzv.most else "--spares"
-            error = JoinFailedError(message, f"give all hosts the same {option}")
+            error = JoinFailedError(message, f"give all hosts the same {option}", kind="usage")
             self._fail_for_all(rdzv, ranks, found, error, signer=signer)
             raise error
         return self._connect_control(rdzv, ranks, found, signer)

@@ -390,7 +390,7 @@ def _check_agreement(records: Sequence[HostRecord], *, is_elastic: bool) -> None
     # torch's rendezvous has found each host to be one too many or not, by its own MAX: a running job may get another.
     for record in () if is_elastic else records:
         if (message := disagreement(records[0], record)) is not None:
-            raise JoinFailedError(message, "give all hosts the same --nnodes")
+            raise JoinFailedError(message, "give all hosts the same --nnodes", kind="usage")
     ranks = sum(task.nproc for record in records for task in record.tasks)
     if ranks > MOST_RANKS:
         raise JoinFailedError(

@@ -84,3 +84,15 @@ def test_a_job_that_has_begun_goes_on(tmp_path: Path, name: str) -> None:
         assert second.process.poll() is None
         for job in (first, second):
             job.process.terminate()
+
+
+def test_hosts_with_different_numbers_of_hosts_have_wrong_input(tmp_path: Path) -> None:
+    """No rank has run, and the exit code says so."""
+    port = own_port()
+    with (
+        running(tmp_path / "two", STAY, *place(port, 0)) as two,
+        running(tmp_path / "three", STAY, *place(port, 1), "--nnodes", "3") as three,
+    ):
+        assert (two.wait(), three.wait()) == (2, 2)
+        assert "give all hosts the same --nnodes" in two.err
+        assert "give all hosts the same --nnodes" in three.err

@@ -543,3 +543,11 @@ def test_a_host_that_comes_when_the_others_are_about_to_meet_again_hears_why(kin
         collection.collect(rdzv, OWN._replace(name="node1"))
     late = read_failure(store.keys.get("r0/assignment/1"))
     assert (late is not None and late.kind == "gone") is (kind == "gone")
+
+
+def test_a_different_number_of_hosts_is_wrong_input() -> None:
+    """Exit code 2, as for other options that contradict each other: no rank has run."""
+    one = OWN._replace(most=2)
+    with pytest.raises(JoinFailedError, match=r"2 hosts.*3 hosts") as refused:
+        host_record_collection._check_agreement([one, one._replace(name="node3", most=3)], is_elastic=False)
+    assert refused.value.is_usage
