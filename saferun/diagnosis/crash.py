@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from saferun.diagnosis.alike_tracebacks import merge_tracebacks
 from saferun.diagnosis.causes import Role, role_of
 from saferun.diagnosis.causes.failure import Failure, read_failure, shortened
-from saferun.diagnosis.causes.fatal_signals import time_limit
+from saferun.diagnosis.causes.fatal_signals import PIPE_WITHOUT_READER, time_limit
 from saferun.diagnosis.causes.gpu import broken_gpu
 from saferun.diagnosis.collectives import CollectiveFindings, compare
 from saferun.diagnosis.crash_cases import (
@@ -55,6 +55,7 @@ from saferun.diagnosis.timeouts import (
     who_is_late,
 )
 from saferun.diagnosis.tracebacks import clean_lines
+from saferun.diagnosis.unexplained_loss import unexplained_loss
 from saferun.evidence.diagnosis_values import Cause, Diagnosis, Traceback
 from saferun.evidence.job_evidence import Evidence
 from saferun.model import RankEnd, signal_name
@@ -64,8 +65,6 @@ _MOST_KERNEL_LINES = 3
 _AT_ITS_END = frozenset({"interpreter", "unanswering"})
 _MOST_UNFINISHED = 6
 _LONGEST_LAST_LINE = 160
-_BETWEEN = "look at the network between the hosts, and at what the ranks did at their end"
-_ELSEWHERE = "look at the other hosts, at the rank that ended first there, and at the network between them"
 
 
 def diagnose_crash(evidence: Evidence) -> Diagnosis:
@@ -145,7 +144,7 @@ def _judge(
         or (
             _timed_out(evidence, hosts, cases, findings, waits)
             if root.role is Role.TIMEOUT
-            else _victims_only(evidence, hosts, root)
+            else _victims_only(evidence, hosts, cases, findings)
         )
     )
 
@@ -303,23 +302,22 @@ def _timed_out(
     return Judgement(cause._replace(ranks=()), f"{headline}{unseen(others, cause)}", root.end)
 
 
-def _victims_only(evidence: Evidence, hosts: Hosts, root: Case) -> Judgement:
+def _victims_only(evidence: Evidence, hosts: Hosts, cases: Sequence[Case], findings: CollectiveFindings) -> Judgement:
     """There are victims only."""
+    root = cases[0]
+    head = _first_line(evidence, hosts, root)
+    if root.cause.class_name == PIPE_WITHOUT_READER:
+        # Ranks have no pipes to each other: nothing shows that another one is the cause.
+        return Judgement(root.cause, head, root.end)
+    loss = unexplained_loss(evidence, hosts, root, cases, findings)
     is_store = root.cause.class_name == "store_lost"
-    unheard = [host for host in hosts.all if not host.has_evidence]
-    where, advice = "the cause is not among the ranks of this host", _ELSEWHERE
-    if unheard:
-        where = f"the cause is not among the ranks that are known; no evidence from {hosts_text(unheard)}"
-        advice = f"look at {hosts_text(unheard)}, at its ranks' output, and at the network to it"
-    elif hosts.are_several:
-        where, advice = "no earlier rank failure is known", _BETWEEN
     cause = root.cause._replace(
         class_name="rendezvous_store_failure" if is_store else root.cause.class_name,
-        message=f"{root.cause.message}; {where}",
+        message=f"{root.cause.message}; {loss.where}",
         ranks=(),
-        advice=advice,
+        advice=loss.advice,
     )
-    return Judgement(cause, f"{_first_line(evidence, hosts, root)}; {where}", root.end)
+    return Judgement(cause, f"{head}; {loss.where}{loss.meanwhile}", root.end)
 
 
 def _victims(cases: Sequence[Case], judgement: Judgement | None) -> tuple[int, ...]:

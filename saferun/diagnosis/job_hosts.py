@@ -31,6 +31,8 @@ class Hosts:
         self._evidence = evidence
         self.all = evidence.hosts
         self.are_several = len(evidence.hosts) > 1
+        # One of several that judges alone knows its own ranks only.
+        self.is_one = not self.are_several and evidence.world_size <= len(evidence.ranks)
         self._of_rank = {rank: host for host in evidence.hosts for rank in host.ranks}
         by_address: dict[str, list[HostView]] = {}
         for host in evidence.hosts:

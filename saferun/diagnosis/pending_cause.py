@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from saferun.diagnosis.causes import Role, role_of
+from saferun.diagnosis.causes.fatal_signals import PIPE_WITHOUT_READER
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.crash_cases import Case, cases_of
 from saferun.diagnosis.early_exits import early_ends
 from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.judged_failures import judged_failure
 from saferun.diagnosis.rank_waits import waits_of
+from saferun.evidence.diagnosis_values import Cause
 from saferun.evidence.job_evidence import Evidence
 
 ELSEWHERE = "victim"
@@ -30,7 +32,13 @@ def is_victim(evidence: Evidence, rank: int) -> bool:
     """Whether this rank, which has failed, lost its connection to another one or waited too long for it."""
     output = evidence.outputs_by_rank.get(rank)
     ends = [end for end in evidence.ends if end.rank == rank]
-    return any(role_of(judged_failure(evidence, end, output)[1]) is not Role.CULPRIT for end in ends)
+    causes = [judged_failure(evidence, end, output)[1] for end in ends]
+    return any(role_of(cause) is not Role.CULPRIT and not _is_own_pipe(cause) for cause in causes)
+
+
+def _is_own_pipe(cause: Cause) -> bool:
+    """Whether no other rank has brought it about, though one that fails of itself explains more."""
+    return cause.class_name == PIPE_WITHOUT_READER
 
 
 def ranks_that_may_show_it(evidence: Evidence) -> tuple[int, ...]:
@@ -70,6 +78,6 @@ def is_shown(evidence: Evidence, among: Collection[int] = ()) -> bool:
         among: the ranks that the cause is expected of; if none of them is left alive, there is nothing to wait for.
     """
     cases = cases_of(evidence, Hosts(evidence), evidence.outputs_by_rank)
-    if cases and cases[0].role is Role.CULPRIT:
+    if cases and (cases[0].role is Role.CULPRIT or _is_own_pipe(cases[0].cause)):
         return True
     return bool(among) and {end.rank for end in evidence.ends} >= set(among)

@@ -136,6 +136,9 @@ _CANCELLED = LazyPattern(
 # What a task did before the step was cancelled for it.
 _CRASHED_BEFORE = LazyPattern(rf"srun\S{{0,40}}: error: .{{1,80}}: {CRASHED}")
 _FEW_LINES = 10
+PIPE_WITHOUT_READER = "broken_pipe"
+"""The class of a rank that SIGPIPE ended."""
+_READERS = "find what read from it and ended first: a process that the script started, or what its output is piped to"
 _UNKNOWN_SENDER = (
     "the sender is not known; check dmesg, the scheduler's log, earlyoom or systemd-oomd, a kill -9 by hand"
 )
@@ -237,7 +240,8 @@ def _possible_sender(tools: Iterable[str]) -> str:
 
 
 def broken_pipe(failure: Failure) -> Cause | None:
-    """The reader of its output is gone: it is a victim."""
+    """What it wrote to has no reader any more: its output, or a pipe that the script has made."""
     if failure.signum != signal.SIGPIPE:
         return None
-    return cause(failure, "broken_pipe", "the reader of its output is gone (SIGPIPE)", "look at what read its output")
+    message = "a pipe or socket that it wrote to had no reader (SIGPIPE)"
+    return cause(failure, PIPE_WITHOUT_READER, message, _READERS)

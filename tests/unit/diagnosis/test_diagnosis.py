@@ -243,9 +243,10 @@ def test_a_rank_that_nobody_could_look_at_is_not_blamed_for_a_timeout() -> None:
 
 
 def test_where_there_are_victims_only_the_cause_is_elsewhere() -> None:
-    """On another host, most likely."""
+    """On another host, most likely: the job has ranks that this one does not."""
     outputs = (said(0, "nccl_remote_error"), said(1, "nccl_remote_error"))
-    found = diagnose(evidence(end_of(0, code=1, at=101.0), end_of(1, code=1, at=100.0), outputs=outputs))
+    of_this_host = evidence(end_of(0, code=1, at=101.0), end_of(1, code=1, at=100.0), outputs=outputs)
+    found = diagnose(of_this_host._replace(world_size=4))
     assert first_rank(found) == 1
     assert found.cause is not None
     assert found.cause.ranks == ()
