@@ -98,6 +98,7 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
     failed = [case.end for case in sorted(cases, key=lambda case: case.at) if case.end.rank not in by_signal]
     # How they failed says more of them than that they were about to end when they were captured.
     failures = {*victims, *begun, *(case.end.rank for case in alike)}
+    victims = _less_blamed(victims, judgement)
     stopped = [end.rank for end in evidence.ends if end.stopped_by_us or end.rank in by_signal]
     waits = tuple(wait for wait in waits if wait.rank not in failures or wait.found.kind not in _AT_ITS_END)
     its_process = (first.rank, first.pid) if first is not None else None
@@ -332,9 +333,18 @@ def _victims(cases: Sequence[Case], judgement: Judgement | None) -> tuple[int, .
             case.end.rank
             for case in cases
             if case.end.rank not in blamed
+            # What the first of them is a victim of is not known: not of itself.
+            and (blamed or case.end is not judgement.first)
             and (case.role is Role.VICTIM or (case.role is Role.TIMEOUT and (is_culprit or blamed)))
         )
     )
+
+
+def _less_blamed(victims: tuple[int, ...], judgement: Judgement | None) -> tuple[int, ...]:
+    """The victims; what a rank that came too late has lost in the end is no one else's fault."""
+    if judgement is None or judgement.cause.class_name in NETWORK_CLASSES:
+        return victims
+    return tuple(rank for rank in victims if rank not in judgement.cause.ranks)
 
 
 def _collateral(cases: Sequence[Case]) -> tuple[int, ...]:

@@ -60,6 +60,17 @@ def test_the_rank_that_did_not_come_is_named_before_those_that_waited() -> None:
     assert [peers.message for peers in found.lost_peers] == ["gloo timeout after 8 s"]
 
 
+def test_a_rank_that_did_not_come_is_not_its_own_victim() -> None:
+    """It came after all, lost the ranks that had timed out, and was stopped when it had printed that."""
+    ends = (end_of(0, code=1, at=100.0), *(end_of(rank, signum=15, at=111.0, stopped=True) for rank in (1, 2)))
+    outputs = (said(0, "gloo_timeout"), *(said(rank, "gloo_peer_closed")._replace(raised=True) for rank in (1, 2)))
+    waits = dump_of(2, (Frame("all_reduce", "/x/torch/distributed/distributed_c10d.py", 9), *SLEEPS[1:]))
+    found = diagnose(evidence(*ends, outputs=outputs)._replace(capture=Capture(stacks=(dump_of(1, SLEEPS), waits))))
+    assert found.headline.startswith(f"{LATE} did not come to all_reduce: it sleeps at train.py:61 in pause")
+    assert found.cause is not None
+    assert (found.cause.ranks, found.victims, found.stopped) == ((1,), (0, 2), ())
+
+
 def test_several_ranks_that_did_not_come_are_named_with_what_the_first_did() -> None:
     found = judged("gloo_timeout", dump_of(1, SLEEPS), dump_of(2, SLEEPS))
     assert found.headline.startswith(

@@ -98,3 +98,10 @@ def test_a_pipe_without_a_reader_gives_way_to_a_rank_that_failed_of_itself() -> 
     own = end_of(0, code=1, at=101.0)
     found = diagnose(evidence(PIPE, own, outputs=(said(0, "key_error"),)))
     assert (found.first_failure, found.victims) == (own, (1,))
+
+
+def test_the_rank_that_lost_others_first_is_not_said_to_have_failed_because_of_itself() -> None:
+    ends = (LOST, end_of(1, code=1, at=101.0))
+    found = diagnose(evidence(*ends, outputs=(said(0, "gloo_peer_closed"), said(1, "gloo_peer_closed"))))
+    assert (found.first_failure, found.victims) == (LOST, (1,))
+    assert [peers.ranks for peers in found.lost_peers] == [(1,)]
