@@ -144,6 +144,7 @@ LITERALS: dict[int, tuple[str, ...]] = {
     ),
     0x1144C1B7: ("Triton Error [", "error"),
     0x12851DA6: ("disagreement between rank",),
+    0x13CA2A9E: ("Error", "TCPStore", "[c10d] ", "client socket", "gai error: "),
     0x146A2C17: ("cgroup: fork rejected by pids controller",),
     0x14756C80: (": Stale ",),
     0x14C7A957: (
@@ -625,6 +626,7 @@ LITERALS: dict[int, tuple[str, ...]] = {
     0x585558CD: ("SignalException: Process ",),
     0x5867555A: ("nable to find ",),
     0x594555BD: (" error", "Error"),
+    0x5A61B39D: ("/torch/distributed/",),
     0x5AB96C69: (".triton/", "torchinductor_"),
     0x5B19A742: ("ran for ",),
     0x5BF2A1EA: ("alving", "educing", "owering"),

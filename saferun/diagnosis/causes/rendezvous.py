@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from saferun.diagnosis.causes.failure import Failure, cause
+from saferun.diagnosis.causes.failure import Failure, cause, shortened
 from saferun.diagnosis.causes.texts import TextRule, by_text, first_line, of_connections, reported_lines
 from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.evidence.diagnosis_values import Cause
@@ -97,11 +97,17 @@ _STORE = (
         _WERE_STARTED,
     ),
 )
+_LOOK_AT_MASTER = "look at MASTER_ADDR, and whether this host knows that name (getent hosts NAME)"
+_LOOK_AT_NAME = "look at that name, and whether this host knows it (getent hosts NAME), and at /etc/resolv.conf"
+# What torch says of the store's host, and where it looks that up.
+_SAID_OF_STORE = LazyPattern(r"\bDist(?:Network|Store)Error\b|\bTCPStore\b|\[c10d\] |\bgai error: |\bclient socket\b")
+_MEETS_RANKS = LazyPattern(r"/torch/distributed/(?:rendezvous\.py|distributed_c10d\.py|elastic/)")
+_LONGEST_ERROR = 160
 _NAMES = (
     TextRule(
         "name_resolution",
         LazyPattern(r"Temporary failure in name resolution|\bEAI_AGAIN\b|\[Errno -3\]|\bgai error: ?-3\b"),
-        lambda _, match: f"the name service did not answer{_name_in(match)}",
+        lambda _, match: f"the name service did not answer{_name_or_error(match)}",
         "look at /etc/resolv.conf, and whether that server answers (getent hosts NAME); an address needs none",
         in_context=True,
         of_connections=True,
@@ -112,16 +118,16 @@ _NAMES = (
             r"Name or service not known|nodename nor servname provided|No address associated with hostname"
             r"|\bEAI_(?:NONAME|NODATA)\b|\bgaierror: \[Errno -[25]\]|\bgai error: ?-[25]\b"
         ),
-        lambda _, match: f"a host's name is not known{_name_in(match)}",
-        "look at MASTER_ADDR, and whether this host knows that name (getent hosts NAME)",
+        lambda _, match: f"a host's name is not known{_name_or_error(match)}",
+        _LOOK_AT_MASTER,
         in_context=True,
         of_connections=True,
     ),
     TextRule(
         "name_unknown",
         LazyPattern(r"hostname of the client socket cannot be retrieved|\bgai error: -?\d"),
-        lambda _, match: f"a host's name cannot be resolved{_name_in(match)}",
-        "look at MASTER_ADDR, and whether this host knows that name (getent hosts NAME)",
+        lambda _, match: f"a host's name cannot be resolved{_name_or_error(match)}",
+        _LOOK_AT_MASTER,
         of_connections=True,
     ),
     TextRule(
@@ -178,7 +184,18 @@ def name_failure(failure: Failure) -> Cause | None:
     if found is None:
         return _name_of_store(failure)
     service = _service_of(found.proof, (*failure.messages, *failure.context))
-    return found._replace(advice=_advice_without(service)) if service else found
+    if service:
+        return found._replace(advice=_advice_without(service))
+    is_other = found.advice == _LOOK_AT_MASTER and not _is_of_store(failure, found.proof)
+    return found._replace(advice=_LOOK_AT_NAME) if is_other else found
+
+
+def _is_of_store(failure: Failure, proof: str) -> bool:
+    """Whether the name is that of the store's host, and not of any other that the script connects to."""
+    blocks = failure.error.blocks if failure.error is not None else ()
+    return _SAID_OF_STORE.search(proof) is not None or any(
+        _MEETS_RANKS.search(frame.file) for block in blocks for frame in block.frames
+    )
 
 
 def _service_of(proof: str, lines: tuple[str, ...]) -> str:
@@ -225,10 +242,10 @@ def _name_of_store(failure: Failure) -> Cause | None:
     return cause(failure, rule.class_name, message, rule.advice, proof=line)
 
 
-def _name_in(match: re.Match[str]) -> str:
-    """``: node7``, where the message has the name."""
+def _name_or_error(match: re.Match[str]) -> str:
+    """``: node7``, where the message has the name; else the message itself."""
     name = _host_in(match.string[:1000])
-    return f": {name}" if name else ""
+    return f": {name}" if name else f" ({shortened(match.string.strip(), _LONGEST_ERROR)})"
 
 
 def _host_in(line: str) -> str:

@@ -379,7 +379,32 @@ def test_a_host_without_internet_is_not_sent_to_its_own_names(number: str, text:
     ],
 )
 def test_a_name_of_the_clusters_own_is_still_looked_for_there(message: str) -> None:
-    assert "MASTER_ADDR" in found_in(HEAD, STEP, message).advice
+    """Which name it is only the script knows: nothing shows that it is the one of the store's host."""
+    advice = found_in(HEAD, STEP, message).advice
+    assert advice.startswith("look at that name, and whether this host knows it (getent hosts NAME)")
+    assert "/etc/resolv.conf" in advice
+    assert "MASTER_ADDR" not in advice
+
+
+UNKNOWN_NAME = "socket.gaierror: [Errno -2] Name or service not known"
+RENDEZVOUS = (
+    '  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/rendezvous.py", line 191, in _create_store'
+)
+CHECKPOINT = (
+    '  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/checkpoint/_fsspec.py", line 44, in create'
+)
+
+
+def test_a_name_that_cannot_be_looked_up_is_the_stores_where_torch_meets_the_ranks() -> None:
+    assert "MASTER_ADDR" in found_in(HEAD, STEP, RENDEZVOUS, UNKNOWN_NAME).advice
+    other = found_in(HEAD, STEP, CHECKPOINT, UNKNOWN_NAME)
+    assert "MASTER_ADDR" not in other.advice
+    assert other.message == f"a host's name is not known ({UNKNOWN_NAME})"
+
+
+def test_an_exception_that_has_the_name_is_not_quoted_as_well() -> None:
+    found = found_in(HEAD, STEP, "ConnectionError: Failed to resolve 'node7' ([Errno -2] Name or service not known)")
+    assert found.message == "a host's name is not known: node7"
 
 
 # --------------------------------------------------------------------------------------------------- a timer of its own
