@@ -97,10 +97,10 @@ _STORE = (
         _WERE_STARTED,
     ),
 )
-_LOOK_AT_MASTER = "look at MASTER_ADDR, and whether this host knows that name (getent hosts NAME)"
-_LOOK_AT_NAME = "look at that name, and whether this host knows it (getent hosts NAME), and at /etc/resolv.conf"
+_MASTER_ADVICE = "look at MASTER_ADDR, and whether this host knows that name (getent hosts NAME)"
+_NAME_ADVICE = "look at that name, and whether this host knows it (getent hosts NAME), and at /etc/resolv.conf"
 # What torch says of the store's host, and where it looks that up.
-_SAID_OF_STORE = LazyPattern(r"\bDist(?:Network|Store)Error\b|\bTCPStore\b|\[c10d\] |\bgai error: |\bclient socket\b")
+_STORE_CALLS = LazyPattern(r"\bDist(?:Network|Store)Error\b|\bTCPStore\b|\[c10d\] |\bgai error: |\bclient socket\b")
 _MEETS_RANKS = LazyPattern(r"/torch/distributed/(?:rendezvous\.py|distributed_c10d\.py|elastic/)")
 _LONGEST_ERROR = 160
 _NAMES = (
@@ -119,7 +119,7 @@ _NAMES = (
             r"|\bEAI_(?:NONAME|NODATA)\b|\bgaierror: \[Errno -[25]\]|\bgai error: ?-[25]\b"
         ),
         lambda _, match: f"a host's name is not known{_name_or_error(match)}",
-        _LOOK_AT_MASTER,
+        _MASTER_ADVICE,
         in_context=True,
         of_connections=True,
     ),
@@ -127,7 +127,7 @@ _NAMES = (
         "name_unknown",
         LazyPattern(r"hostname of the client socket cannot be retrieved|\bgai error: -?\d"),
         lambda _, match: f"a host's name cannot be resolved{_name_or_error(match)}",
-        _LOOK_AT_MASTER,
+        _MASTER_ADVICE,
         of_connections=True,
     ),
     TextRule(
@@ -186,14 +186,14 @@ def name_failure(failure: Failure) -> Cause | None:
     service = _service_of(found.proof, (*failure.messages, *failure.context))
     if service:
         return found._replace(advice=_advice_without(service))
-    is_other = found.advice == _LOOK_AT_MASTER and not _is_of_store(failure, found.proof)
-    return found._replace(advice=_LOOK_AT_NAME) if is_other else found
+    is_other = found.advice == _MASTER_ADVICE and not _is_of_store(failure, found.proof)
+    return found._replace(advice=_NAME_ADVICE) if is_other else found
 
 
 def _is_of_store(failure: Failure, proof: str) -> bool:
     """Whether the name is that of the store's host, and not of any other that the script connects to."""
     blocks = failure.error.blocks if failure.error is not None else ()
-    return _SAID_OF_STORE.search(proof) is not None or any(
+    return _STORE_CALLS.search(proof) is not None or any(
         _MEETS_RANKS.search(frame.file) for block in blocks for frame in block.frames
     )
 
