@@ -379,7 +379,12 @@ def _first_line(evidence: Evidence, hosts: Hosts, case: Case, how: str = "", mes
     """
     cause, status = case.cause, case.end.status
     is_first = not any(failed_by_itself(end) and end.time < case.at - CLOCKS_DIFFER_S for end in evidence.ends)
-    line = who_and_when(evidence, hosts, case.end, how or ("failed first" if is_first else "failed"))
+    end = case.end
+    # It raised then, and was stopped while its process ended: the signal is not part of the cause.
+    was_ending = end.stopped_by_us and case.at < end.time
+    if was_ending:
+        end = end._replace(at=end.at - (end.time - case.at), clock="")
+    line = who_and_when(evidence, hosts, end, how or ("failed first" if is_first else "failed"))
     message = cause.message if message is None else message
     line += f": {message}" if message else ""
     location, manner = case.failure.location_and_manner
@@ -388,6 +393,8 @@ def _first_line(evidence: Evidence, hosts: Hosts, case: Case, how: str = "", mes
     line += f" ({case.afterwards})" if case.afterwards else ""
     line_after = shortened(case.failure.line_after, _LONGEST_LAST_LINE)
     line += f"; its last line of output: {line_after}" if line_after and line_after not in line else ""
+    if was_ending:
+        return f"{line}; stopped before its process had ended"
     # ``killed from outside (SIGKILL)`` is enough; ``exit code 1`` after an exception is still worth a mention.
     if status.description not in message and (
         status.signum is None or f"({signal_name(status.signum)})" not in message

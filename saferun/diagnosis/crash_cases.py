@@ -87,7 +87,8 @@ def cases_of(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -
         output = outputs.get(end.rank)
         failure, cause = judged_failure(evidence, end, output, hosts)
         cause = _located(cause, hosts)
-        cases.append(Case(_failed_at(end, output, evidence.started_at), failure, cause, role_of(cause)))
+        role = role_of(cause)
+        cases.append(Case(_failed_at(end, output, evidence.started_at, role), failure, cause, role))
     cases = _less_waiters_for_a_build(evidence, hosts, _less_empty_exits(cases))
     cases = _less_others_of_a_checkpoint(evidence, hosts, cases)
     if cases and evidence.stop_signum is None and all(case.role is not Role.CULPRIT for case in cases):
@@ -99,6 +100,8 @@ def cases_of(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -
         found = found or _begun(evidence, hosts, [*cases, *raised], [*cases, *stopped])
         ranks = {case.end.rank for case in found}
         cases = [*(case for case in cases if case.end.rank not in ranks), *found]
+    elif evidence.stop_signum is None:
+        cases += _raised_before(evidence, hosts, cases)
     cases.sort(key=lambda case: (case.role, case.at, case.end.rank))
     # The clocks of hosts differ by less than this; which of them reported first was decided at one place.
     near = [case for case in cases if case.role is cases[0].role and case.at - cases[0].at < CLOCKS_DIFFER_S]
@@ -107,6 +110,26 @@ def cases_of(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -
         cases = [first, *(case for case in cases if case is not first)]
     # Of ranks that their own timers ended, those that waited for others come last.
     return sorted(cases, key=lambda case: (case.role, _waited_until_its_timer(case)))
+
+
+def _raised_before(evidence: Evidence, hosts: Hosts, cases: Sequence[Case]) -> list[Case]:
+    """The ranks that were stopped while they ended by an exception of their own, raised before any of these had failed.
+
+    A rank whose atexit handlers take long (an upload) ends after others that failed later. What all raise alike is
+    said of those that ended by it.
+    """
+    outputs = evidence.outputs_by_rank
+    if not cases or not any(outputs[end.rank].uncaught_time for end in evidence.ends if end.rank in outputs):
+        return []
+    first = min(case.at for case in cases if case.role is Role.CULPRIT)
+    found = []
+    for case in stopped_cases(evidence, hosts):
+        output = outputs[case.end.rank]
+        at = _failed_at(case.end, output, evidence.started_at, case.role)
+        is_earlier = output.uncaught_time > 0 and at < min(first, case.end.time)
+        if is_earlier and case.role is Role.CULPRIT and _had_raised(case, output):
+            found.append(case._replace(at=at))
+    return [case for case in found if not any(is_alike(case, other) for other in cases)]
 
 
 def _had_raised(case: Case, output: RankOutput) -> bool:
@@ -242,9 +265,14 @@ def _located(cause: Cause, hosts: Hosts) -> Cause:
     return cause._replace(message=message, proof=hosts.located(cause.proof))
 
 
-def _failed_at(end: RankEnd, output: RankOutput | None, started_at: float) -> float:
-    """When a rank failed, in seconds since the epoch: when it raised, if its error file can be believed."""
+def _failed_at(end: RankEnd, output: RankOutput | None, started_at: float, role: Role) -> float:
+    """When a rank failed, in seconds since the epoch: when it raised, if its record or error file can be believed.
+
+    One that lost another rank may have done so before that one had ended: there the ends are compared.
+    """
     started_time = end.time - (end.at - started_at)
+    if output is not None and role is Role.CULPRIT and started_time <= output.uncaught_time <= end.time:
+        return output.uncaught_time
     if output is None or not started_time - _ERROR_FILE_RESOLUTION_S <= output.error_time:
         return end.time
     return output.error_time if output.error_time < end.time - _ERROR_FILE_RESOLUTION_S else end.time

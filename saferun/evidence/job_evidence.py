@@ -280,6 +280,8 @@ class RankOutput(Value):
     ``rank`` is -1 where only the local rank is known. ``raised``: it had printed a traceback last when saferun stopped
     it. ``last_step``: of ``saferun.step``; ``failure``: of its failure record; ``traceback``: of that too, where it has
     printed none. ``tools``: the command lines of those that it ran under (``--wrap``), the outermost first.
+    ``uncaught_time``: when it had printed the exception that nothing handled in its main thread, since the epoch; 0.0:
+    unknown.
     """
 
     local_rank: int
@@ -294,6 +296,7 @@ class RankOutput(Value):
     failure: tuple[str, ...] = ()
     traceback: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
+    uncaught_time: float = 0.0
 
 
 class HostView(Value):

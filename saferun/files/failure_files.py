@@ -11,6 +11,7 @@ from saferun.errors import suppress
 from saferun.files.trees import open_parent
 from saferun.linux.ownership import open_ours
 from saferun.model import JsonObject
+from saferun.text.decoding import MALFORMED, measure
 from saferun.text.failure_record import LONGEST_BYTES, failure_lines, failure_record_from, is_of, traceback_lines
 from saferun.text.redaction import redacted_json
 from saferun.text.secret_names import is_secret
@@ -27,7 +28,7 @@ def take_failure_record(
     code: int | None = None,
     ended: float = 0.0,
     printed: Sequence[object] = (),
-) -> dict[str, list[str]]:
+) -> JsonObject:
     """Write a rank's failure record into its directory, without secrets.
 
     All Pythons of a rank write to the same file. A rank that is a shell script may have run several, and may have
@@ -42,8 +43,9 @@ def take_failure_record(
         printed: the exception of its last traceback: the type, the file and the line where it was raised; empty: none.
 
     Returns:
-        The ``lines`` for the report, and the ``traceback`` where the rank has not printed it; neither where there is
-        no record, it is none, or is of an earlier failure.
+        The ``lines`` for the report, the ``traceback`` where the rank has not printed it, and the ``uncaught_time``,
+        0.0 where it is not certain that this exception ends the rank; none of them where there is no record, it is
+        none, or is of an earlier failure.
     """
     record, written = None, 0.0
     with suppress(OSError):
@@ -75,7 +77,17 @@ def take_failure_record(
         with suppress(OSError):  # the report has its lines all the same
             _write(target, json.dumps(redacted_json(record), indent=1).encode() + b"\n")
     traceback = traceback_lines(record) if is_last and not is_named else ()
-    return {"lines": list(failure_lines(record)), "traceback": list(traceback)}
+    # Python has handed it to sys.excepthook: after that the main thread runs no more of the script than its atexit.
+    is_certain = pid is not None and not is_other and record.get("uncaught") is True and record.get("thread") == ""
+    uncaught_time = _seconds(record.get("time")) if is_certain else 0.0
+    return {"lines": list(failure_lines(record)), "traceback": list(traceback), "uncaught_time": uncaught_time}
+
+
+def _seconds(value: object) -> float:
+    try:
+        return measure(value)
+    except MALFORMED:
+        return 0.0
 
 
 def _rows(value: object) -> Iterator[JsonObject]:

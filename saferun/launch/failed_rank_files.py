@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from saferun.files.file_stream import WriterAnswer
 from saferun.files.run_dir import RunDirectory
+from saferun.model import JsonObject
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,8 +52,9 @@ class LeftFiles:
                 printed = last_exception(rank.last_lines(is_stderr=True))
                 end = [rank.pid, rank.end.status.code, rank.end.time, printed]
 
-            def take(found: dict[str, list[str]] | None) -> None:
+            def take(found: JsonObject | None) -> None:
                 found = found or {}
+                rank.uncaught_time = found.get("uncaught_time", 0.0)
                 rank.failure, rank.traceback = tuple(found.get("lines", ())), tuple(found.get("traceback", ()))
 
             self._ask("take_failure_record", [source, target, *end], take)

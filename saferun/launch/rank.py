@@ -88,6 +88,7 @@ class Rank:
         "streams",
         "terminal",
         "traceback",
+        "uncaught_time",
         "wrapped",
     )
 
@@ -109,6 +110,7 @@ class Rank:
         self.end: RankEnd | None = None
         self.failure: tuple[str, ...] = ()  # lines of its failure record
         self.traceback: tuple[str, ...] = ()  # of that as well, where it has not printed it
+        self.uncaught_time = 0.0  # of that as well, where it is certain to end the rank; since the epoch
         self.recorded: JsonObject | None = None  # its error file: message, time, content
         self.terminal = terminal  # its stdin, where that is not saferun's own
         self.wrapped: Script | None = None  # where it is not ``child`` itself but runs under a tool

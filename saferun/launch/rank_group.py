@@ -380,7 +380,8 @@ class RankGroup:
             )
             raised = ends_with_traceback(rank.lines_before_stop)
             tools = self._tools_of(rank)
-            outputs.append(output._replace(raised=raised, failure=rank.failure, traceback=rank.traceback, tools=tools))
+            output = output._replace(raised=raised, failure=rank.failure, traceback=rank.traceback, tools=tools)
+            outputs.append(output._replace(uncaught_time=rank.uncaught_time))
         return tuple(outputs)
 
     def _tools_of(self, rank: Rank) -> tuple[str, ...]:

@@ -354,7 +354,7 @@ def _end(page: Page, end: RankEnd) -> JsonObject:
 
 
 def _output(page: Page, output: RankOutput) -> JsonObject:
-    return page.value("output", output, {"error_time": ""}) | {"rank": _known(output.rank, 0)}
+    return page.value("output", output, {"error_time": "", "uncaught_time": ""}) | {"rank": _known(output.rank, 0)}
 
 
 def _branch(page: Page, branch: Branch) -> JsonObject:

@@ -346,7 +346,9 @@ def _at_host(prefix: str, path: str) -> str:
 
 def _output(output: RankOutput, rank: int, offset_s: float, prefix: str) -> RankOutput:
     error_time = output.error_time + offset_s if output.error_time > 0 else output.error_time
-    return output._replace(rank=rank, error_time=error_time, stderr_path=_at_host(prefix, output.stderr_path))
+    uncaught_time = output.uncaught_time + offset_s if output.uncaught_time > 0 else output.uncaught_time
+    output = output._replace(rank=rank, error_time=error_time, uncaught_time=uncaught_time)
+    return output._replace(stderr_path=_at_host(prefix, output.stderr_path))
 
 
 def _core(core: CoreDump, prefix: str) -> CoreDump:

@@ -314,7 +314,9 @@ def test_without_peers_the_judging_host_is_believed_first() -> None:
 def test_times_are_the_leaders_own(offset_s: float, after_s: float, clock: str) -> None:
     """Hosts have been up for different times, and their clocks differ; less than a quarter of a second is noise."""
     evidence = host_evidence(1, ends=[ended(2, 2, code=1, offset_s=offset_s)])
-    evidence = evidence._replace(outputs=(evidence.outputs[0]._replace(error_time=START + 31.0 - offset_s),))
+    raised_at = START + 31.0 - offset_s
+    output = evidence.outputs[0]._replace(error_time=raised_at, uncaught_time=raised_at)
+    evidence = evidence._replace(outputs=(output,))
     parts = [HostPart(0, 0, "node1", 0.0, host_evidence(0)), HostPart(1, 0, "node2", offset_s, evidence)]
     merged = merge_parts(parts, world_size=4, peers=peers_of(2))
     (end,) = merged.ends
@@ -324,6 +326,7 @@ def test_times_are_the_leaders_own(offset_s: float, after_s: float, clock: str) 
     assert end.clock == clock
     raised_s = merged.outputs_by_rank[2].error_time - START
     assert raised_s == pytest.approx(31.0 - (offset_s if offset_s < 0.25 else 0), abs=1e-5)
+    assert merged.outputs_by_rank[2].uncaught_time == merged.outputs_by_rank[2].error_time
 
 
 def test_a_measured_clock_decides_who_was_first() -> None:

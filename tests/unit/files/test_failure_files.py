@@ -27,7 +27,8 @@ RECORD = {
 
 def lines_of(*arguments: Any) -> list[str]:
     """What it returns for the report."""
-    return take_failure_record(*arguments).get("lines", [])
+    lines: list[str] = take_failure_record(*arguments).get("lines", [])
+    return lines
 
 
 def test_a_record_is_copied_without_secrets_and_its_lines_returned(tmp_path: Path) -> None:
@@ -183,3 +184,26 @@ def test_a_traceback_that_the_rank_has_not_printed_is_returned_as_well(
     found = take_failure_record(str(source), "", 70, code, source.stat().st_mtime + after_s, printed)["traceback"]
     assert found[:2] == (["Traceback (most recent call last):", '  File "t.py", line 1, in f'] if is_needed else [])
     assert "hf_abc" not in " ".join(found)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pid", "uncaught_time"),
+    [
+        ({}, 71, 5.5),
+        ({}, 70, 0.0),  # of a process below the rank
+        ({}, None, 0.0),
+        ({"uncaught": False}, 71, 0.0),  # printed by a script that handles it
+        ({"uncaught": None}, 71, 0.0),
+        ({"thread": "Thread-1"}, 71, 0.0),
+        ({"time": "5.5"}, 71, 0.0),
+    ],
+)
+def test_only_what_nothing_handled_in_the_main_thread_has_a_time(
+    tmp_path: Path, fields: dict[str, object], pid: int | None, uncaught_time: float
+) -> None:
+    """The order of failures goes by it, also of ranks that had not ended by then."""
+    record = {**RECORD, "pid": 71, "uncaught": True, "thread": "", "time": 5.5, **fields}
+    source = tmp_path / "a"
+    source.write_text(json.dumps(record))
+    found = take_failure_record(str(source), "", pid, 1, source.stat().st_mtime)
+    assert found.get("uncaught_time", 0.0) == uncaught_time
