@@ -43,7 +43,7 @@ def judged_failure(
         hosts: the hosts of the evidence.
     """
     failure, found = _judged(read_failure(evidence, end, output, hosts), output)
-    return _with_line_of_stdout(failure), noted(failure, found)
+    return _with_line_of_stdout(failure), _doubted(failure, noted(failure, found), output)
 
 
 def noted(failure: Failure, found: Cause) -> Cause:
@@ -61,6 +61,23 @@ def noted(failure: Failure, found: Cause) -> Cause:
         note = f"it ended a thread only; the process ended with exit code {code}"
         return found._replace(message=f"{found.message} ({note})")
     return found
+
+
+def _doubted(failure: Failure, found: Cause, output: RankOutput | None) -> Cause:
+    """A cause, with a note where the script may have handled its error and gone on: then it exits with its own code.
+
+    Python exits with code 1 where nothing handles an exception. When the lines were written is not known, nor whether
+    those that follow belong to the message.
+    """
+    error, code = failure.error, failure.end.status.code
+    is_recorded = output is not None and bool(output.failure or output.error_message)
+    if error is None or error.is_uncaught or error.is_aside or is_recorded or failure.signum or code in {None, 0, 1}:
+        return found
+    is_other = found.proof not in {shortened(line.strip()) for line in error.last.message}
+    if role_of(found) is not Role.CULPRIT or not error.lines_after or is_other:
+        return found
+    note = f"printed before its last lines; it may not be why the process ended with exit code {code}"
+    return found._replace(message=f"{found.message} ({note})")
 
 
 def _with_line_of_stdout(failure: Failure) -> Failure:

@@ -363,3 +363,29 @@ def test_a_line_of_a_list_is_not_the_last_line_of_output() -> None:
 def test_a_traceback_that_hydra_shortens_is_read_as_ever() -> None:
     found = cause_of_rank(output(0, "Error executing job with overrides: []", HEAD, STEP, "KeyError: 'x'", HYDRA))
     assert found.message == "KeyError: 'x'"
+
+
+# ------------------------------------------------------------------------------------- an error that the script caught
+
+CAUGHT = (HEAD, STEP, "ValueError: bad batch")
+IN_DOUBT = "ValueError: bad batch (printed before its last lines; it may not be why the process ended with exit code 5)"
+
+
+def test_an_error_after_which_a_script_went_on_is_not_claimed_to_have_ended_it() -> None:
+    """The code is the script's own, and nothing shows how long it went on."""
+    found = cause_of_rank(output(0, *CAUGHT, "recovered"), code=5)
+    assert (found.class_name, found.message, found.location) == ("python_exception", IN_DOUBT, "train.py:52 in step")
+
+
+@pytest.mark.parametrize(
+    ("one", "code"),
+    [
+        (output(0, *CAUGHT), 5),
+        (output(0, *CAUGHT, "recovered"), 1),
+        (output(0, *CAUGHT, "recovered", failure=("locals of step (train.py:52): n = 3",)), 5),
+        (output(0, *(f"[rank0]: {line}" for line in CAUGHT), "closing the log"), 5),
+    ],
+)
+def test_an_error_that_ends_the_output_or_is_recorded_is_the_cause(one: RankOutput, code: int) -> None:
+    assert cause_of_rank(one, code=code).message.startswith("ValueError: bad")
+    assert "may not be why" not in cause_of_rank(one, code=code).message
