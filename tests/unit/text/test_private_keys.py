@@ -146,6 +146,7 @@ def test_no_part_of_a_private_key_is_in_what_a_diagnosis_is_made_of() -> None:
         lines_before_stop=(),
         failure=(),
         traceback=(),
+        uncaught_time=0.0,
     )
     lines = tuple(PRINTED["without its end"])
     last_lines = {3: (lines, lines)}
