@@ -53,14 +53,6 @@ class UsageError(SaferunError):
         super().__init__(what, hint, exit_code)
 
 
-class RefusedExit(SystemExit):
-    """The end of a process whose command line is wrong, once ``error`` is printed."""
-
-    def __init__(self, error: SaferunError) -> None:
-        super().__init__(error.exit_code)
-        self.error = error
-
-
 def printable(text: str) -> str:
     """A text as one line that a terminal only prints: what it quotes may hold line breaks or escape sequences."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

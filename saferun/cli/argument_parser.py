@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
+from collections.abc import Mapping
 
 from saferun import __version__
 from saferun.cli.help import help_text, show_help, terminal_width
@@ -16,7 +15,7 @@ from saferun.cli.option_values import may_be_script, no_number, value_and_script
 from saferun.cli.options import OPTIONS, TORCHRUN_OPTIONS, TYPES, Option
 from saferun.console.stderr import print_error
 from saferun.env.profiles.quoting import nearest
-from saferun.errors import RefusedExit, UsageError
+from saferun.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -129,36 +128,6 @@ class _Parser(argparse.ArgumentParser):
         return []
 
 
-class _TolerantParser(_Parser):
-    """Leaves out what it cannot read of a command line, and ends nothing. ``mistakes``: the options, by their names."""
-
-    def __init__(self, **arguments: Any) -> None:  # noqa: ANN401 - argparse's
-        super().__init__(**arguments)
-        self.mistakes: list[str] = []
-
-    def error(self, message: str) -> NoReturn:
-        """It is not clear what is meant."""
-        raise ValueError(message)
-
-    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:  # noqa: ANN401 - of any type
-        if action.option_strings and not isinstance(action, _Store):
-            raise ValueError(f"{action.dest} starts nothing")  # --help and its like
-        return super()._get_values(action, arg_strings)
-
-    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:  # noqa: ANN401 - of any type
-        try:
-            return super()._get_value(action, arg_string)
-        except (argparse.ArgumentError, RefusedExit):
-            self.mistakes.append(action.dest)
-            return _BY_DEST[action.dest].default
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:  # noqa: ANN401 - of any type
-        try:
-            super()._check_value(action, value)
-        except argparse.ArgumentError:
-            self.mistakes.append(action.dest)
-
-
 class _Store(argparse.Action):
     """Stores a value and remembers that it came from the command line."""
 
@@ -192,24 +161,6 @@ class _PrintCompletion(argparse.Action):
         parser.exit()
 
 
-def parse_tolerantly(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[SimpleNamespace, list[str]]:
-    """The values of a command line that is refused, without the options that are wrong; and those.
-
-    Args:
-        arguments: the command line, without the program.
-        environ: gives ``PET_*`` defaults.
-
-    Returns:
-        The values; and the destinations of options whose value is wrong, with the words that are no option.
-
-    Raises:
-        Exception: more is wrong than some options.
-    """
-    parser = _TolerantParser(prog="saferun")
-    found, unknown = _filled(parser, environ, keeps_dashes=True).parse_known_args(arguments)
-    return SimpleNamespace(**{"given": set(), **vars(found)}), [*parser.mistakes, *unknown]
-
-
 def build_parser(environ: Mapping[str, str], *, keeps_dashes: bool = False) -> argparse.ArgumentParser:
     """The parser of saferun's command line.
 
@@ -222,10 +173,6 @@ def build_parser(environ: Mapping[str, str], *, keeps_dashes: bool = False) -> a
         SaferunError: a ``PET_*`` variable of a switch is not a number (exit code 1, as under torchrun).
     """
     parser = _Parser(prog="saferun", usage="saferun [options] script [script arguments]")
-    return _filled(parser, environ, keeps_dashes=keeps_dashes)
-
-
-def _filled(parser: _Parser, environ: Mapping[str, str], *, keeps_dashes: bool) -> _Parser:
     parser.keeps_dashes = keeps_dashes
     parser.add_argument(
         "--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help="show all options and exit"
@@ -267,9 +214,8 @@ def _add(group: Any, option: Option, environ: Mapping[str, str]) -> None:  # noq
 
 
 def _refuse(what: str, hint: str) -> NoReturn:
-    error = UsageError(what, hint)
-    print_error(error)
-    raise RefusedExit(error)
+    print_error(UsageError(what, hint))
+    raise SystemExit(2)
 
 
 def _once(message: str) -> str:

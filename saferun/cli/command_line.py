@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
 from saferun.cli.options import OPTIONS, TYPES, Option, comma_separated_list
-from saferun.cli.rank_command import NO_SCRIPT
-from saferun.config import JobMembership, Origin, Setting
+from saferun.config import Origin, Setting
 from saferun.console.stderr import print_error
 from saferun.env.profiles.quoting import nearest, quoted
-from saferun.errors import RefusedExit, UsageError, printable
+from saferun.errors import UsageError, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-    from saferun.cli.settings_file import FileValue
 
 _BY_FLAG = {flag: option for option in OPTIONS for flag in option.flags}
 _SETTINGS_FILE = "saferun.yaml"
@@ -28,45 +25,6 @@ _SET_FOR_RANKS = frozenset({"SAFERUN_RUN_ID", "SAFERUN_OUTER_RUNS", "SAFERUN_HOO
 _YES = frozenset({"1", "true", "yes", "y", "on"})
 # Others may use the prefix as well: only slips are mentioned.
 _NEARLY = 0.75
-
-
-def read_values(
-    arguments: Sequence[str], environ: Mapping[str, str], on_membership: Callable[[JobMembership], None]
-) -> tuple[SimpleNamespace, dict[str, Setting], str | None]:
-    """The values of all options, where they come from, and the settings file, if there is one.
-
-    Args:
-        arguments: the command line, without the program.
-        environ: the environment of this process.
-        on_membership: called before an error is raised, with this host's membership in the job, where that is certain
-            in spite of the error.
-
-    Raises:
-        SaferunError: a variable or the settings file is wrong.
-        SystemExit: ``--help``, ``--version``, and what cannot be understood.
-    """
-    if "--show-config" in arguments:
-        # The settings can be shown without a script, and the ranks of none cannot.
-        values = parse([*arguments, NO_SCRIPT], environ)
-        if values.dry_run and values.training_script == NO_SCRIPT:
-            values = parse(arguments, environ)
-        values.training_script_args = [word for word in values.training_script_args if word != NO_SCRIPT]
-    else:
-        try:
-            values = parse(arguments, environ)
-        except RefusedExit:
-            from saferun.cli.mistaken_option import find_by_command_line
-
-            find_by_command_line(arguments, environ, on_membership)
-            raise
-    mistakes: list[tuple[str, UsageError]] = []
-    settings, path = fill_in(values, environ, mistakes)
-    if mistakes:
-        from saferun.cli.mistaken_option import find_by_settings
-
-        find_by_settings(values, settings, environ, mistakes, on_membership)
-        raise mistakes[0][1]
-    return values, settings, path
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -162,27 +120,19 @@ def _is_the_scripts(argument: str) -> bool:
 # The settings
 
 
-def fill_in(
-    values: SimpleNamespace, environ: Mapping[str, str], mistakes: list[tuple[str, UsageError]]
-) -> tuple[dict[str, Setting], str | None]:
+def fill_in(values: SimpleNamespace, environ: Mapping[str, str]) -> tuple[dict[str, Setting], str | None]:
     """Give every option that is not on the command line its value from the environment or the settings file.
-
-    Args:
-        values: as ``parse`` returns them.
-        environ: the environment.
-        mistakes: gets each option whose value is wrong, and keeps its default, by its destination. With ``config`` the
-            settings file is not read at all.
 
     Returns:
         Every option's value with its origin, and the settings file, if there is one.
     """
     given: set[str] = values.given
-    path: str | None = None
-    from_file: Mapping[str, FileValue] = {}
-    try:
-        path, from_file = _read_settings_file(values, environ, given)
-    except UsageError as error:
-        mistakes.append(("config", error))
+    path, fd = _settings_file(values, environ, given)
+    from_file: Mapping[str, Any] = {}
+    if path is not None:
+        from saferun.cli.settings_file import read_settings_file
+
+        from_file = read_settings_file(path, fd)
     not_meant = _check_variables(environ)
     settings: dict[str, Setting] = {}
     for option in OPTIONS:
@@ -191,13 +141,13 @@ def fill_in(
             location = option.name
         elif not option.asks and option.variable in environ and option.variable not in not_meant:
             origin, location = "environment", option.variable
-            _set(values, option, _split(option, environ[option.variable]), location, mistakes)
+            setattr(values, option.dest, _read(option, _split(option, environ[option.variable]), location))
         elif option.pet and f"PET_{option.dest.upper()}" in environ:
             origin, location = "environment", f"PET_{option.dest.upper()}"
         elif option.dest in from_file:
             found = from_file[option.dest]
             origin, location = "file", found.location
-            _set(values, option, found.texts, location, mistakes)
+            setattr(values, option.dest, _read(option, found.texts, location))
         else:
             origin, location = "default", ""
         settings[option.dest] = Setting(getattr(values, option.dest), origin, location)
@@ -210,27 +160,6 @@ def fill_in(
         # Searched for profiles anyway, and no longer a file that was only found.
         values.env_profile_path = [*values.env_profile_path, _SETTINGS_FILE]
     return settings, path
-
-
-def _read_settings_file(
-    values: SimpleNamespace, environ: Mapping[str, str], given: set[str]
-) -> tuple[str | None, Mapping[str, FileValue]]:
-    """The file of settings, if there is one, and what stands in it."""
-    path, fd = _settings_file(values, environ, given)
-    if path is None:
-        return None, {}
-    from saferun.cli.settings_file import read_settings_file
-
-    return path, read_settings_file(path, fd)
-
-
-def _set(
-    values: SimpleNamespace, option: Option, texts: Sequence[str], location: str, mistakes: list[tuple[str, UsageError]]
-) -> None:
-    try:
-        setattr(values, option.dest, _read(option, texts, location))
-    except UsageError as error:
-        mistakes.append((option.dest, error))
 
 
 def _settings_file(

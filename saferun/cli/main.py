@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from saferun.cli.command_line import read_values
+from saferun.cli.command_line import fill_in, parse
 from saferun.cli.options import OPTIONS
-from saferun.cli.rank_command import rank_command
+from saferun.cli.rank_command import NO_SCRIPT, rank_command
 from saferun.cluster.placement import find_place, is_in_batch_job
 from saferun.config import (
     DEFAULT_PREFIX,
@@ -18,19 +18,17 @@ from saferun.config import (
     ChecksConfig,
     Command,
     EnvironConfig,
-    HostsConfig,
     JobMembership,
     LaunchConfig,
     LogConfig,
     OutputConfig,
-    RendezvousConfig,
     RetryConfig,
     Setting,
     WatchConfig,
     WrapConfig,
 )
 from saferun.console.stderr import print_error
-from saferun.errors import EXIT_INTERRUPTED, RefusedExit, SaferunError, UsageError
+from saferun.errors import EXIT_INTERRUPTED, SaferunError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,12 +78,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         give_up(error, memberships, os.environ)
         exit_code = error.exit_code
-    except RefusedExit as refused:
-        if memberships:
-            from saferun.cli.refusal import leave_job
-
-            leave_job(refused.error, memberships, os.environ)
-        raise
     except OSError as error:
         hint = _LIMITS.get(error.errno or 0)
         if hint is None:
@@ -137,7 +129,15 @@ def read_config(
         SaferunError: it cannot be done; the exit code says whose fault it is.
         SystemExit: ``--help`` and ``--version``.
     """
-    values, settings, settings_file = read_values(arguments, environ, on_membership)
+    if "--show-config" in arguments:
+        # The settings can be shown without a script, and the ranks of none cannot.
+        values = parse([*arguments, NO_SCRIPT], environ)
+        if values.dry_run and values.training_script == NO_SCRIPT:
+            values = parse(arguments, environ)
+        values.training_script_args = [word for word in values.training_script_args if word != NO_SCRIPT]
+    else:
+        values = parse(arguments, environ)
+    settings, settings_file = fill_in(values, environ)
     try:
         config = _resolve(values, arguments, environ, settings, on_membership)
     except UsageError as error:
@@ -162,11 +162,9 @@ def _resolve(
     settings: dict[str, Setting],
     on_membership: Callable[[JobMembership], None],
 ) -> LaunchConfig:
-    def on_place(hosts: HostsConfig, rendezvous: RendezvousConfig) -> None:
-        if not values.show_config and not values.dry_run:
-            on_membership(JobMembership(hosts, rendezvous, values.job_secret_file))
-
-    hosts, rendezvous, nproc_per_node = find_place(values, settings, environ, on_place=on_place)
+    hosts, rendezvous, nproc_per_node = find_place(values, settings, environ)
+    if not values.show_config and not values.dry_run:
+        on_membership(JobMembership(hosts, rendezvous, values.job_secret_file))
     command = rank_command(values, environ)
     task = hosts.task
     _check_monitor_interval(values.monitor_interval)

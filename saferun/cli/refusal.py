@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from saferun.config import JobMembership
 from saferun.console.stderr import print_error
-from saferun.errors import SaferunError, UsageError, printable
+from saferun.errors import SaferunError, printable
 
 _FILE_S = 5.0
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -20,25 +20,12 @@ def give_up(error: SaferunError, memberships: Sequence[JobMembership], environ: 
         print_error(error)
         _write_error_file(error, environ)
         return
-    from saferun.launch.withdrawal import with_host
+    from saferun.launch.withdrawal import with_host, withdraw
 
     reason, error = error, with_host(error)
     print_error(error)
-    leave_job(reason, several, environ)
+    withdraw(several[-1], reason, environ)
     _write_error_file(error, environ)
-
-
-def leave_job(error: SaferunError, memberships: Sequence[JobMembership], environ: Mapping[str, str]) -> None:
-    """Withdraw from the job where it has other hosts: they end with the reason."""
-    several = [membership for membership in memberships if membership.hosts.started > 1]
-    if not several:
-        return
-    from saferun.launch.withdrawal import withdraw
-
-    if several[-1].hosts.spares and not isinstance(error, UsageError):
-        # What this host alone lacks, such as a driver: a spare takes its place.
-        error = SaferunError(error.what, error.hint, class_name=error.class_name)
-    withdraw(several[-1], error, environ)
 
 
 def _write_error_file(error: SaferunError, environ: Mapping[str, str]) -> None:

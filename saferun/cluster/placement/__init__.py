@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from saferun.cluster.placement.rank_count import count_ranks
 from saferun.cluster.placement.rendezvous_options import MOST_NNODES, check_spares, is_registered, one_host
@@ -46,7 +46,6 @@ def find_place(
     settings: Mapping[str, Setting],
     environ: Mapping[str, str],
     surroundings: Surroundings | None = None,
-    on_place: Callable[[HostsConfig, RendezvousConfig], None] = lambda _hosts, _rendezvous: None,
 ) -> tuple[HostsConfig, RendezvousConfig, int]:
     """The hosts of the job with this one's place, where they meet, and how many ranks this process starts.
 
@@ -55,13 +54,11 @@ def find_place(
         settings: where they come from.
         environ: the environment of this process.
         surroundings: what detectors may look at; None: this host.
-        on_place: takes the first two as soon as they are known, where several processes start the job: to count the
-            ranks may fail, or take minutes.
 
     Raises:
         UsageError: what the options say and what was detected contradict each other, or something is missing.
     """
-    hosts, rendezvous, ranks = _find(values, settings, _without_left_over_rank(environ), surroundings, on_place)
+    hosts, rendezvous, ranks = _find(values, settings, _without_left_over_rank(environ), surroundings)
     if hosts.shares_console and not hosts.spans_hosts:
         hosts = hosts._replace(shares_console=False)  # the other processes there report jobs of their own
     return hosts, rendezvous, ranks
@@ -94,7 +91,6 @@ def _find(
     settings: Mapping[str, Setting],
     environ: Mapping[str, str],
     surroundings: Surroundings | None,
-    on_place: Callable[[HostsConfig, RendezvousConfig], None],
 ) -> tuple[HostsConfig, RendezvousConfig, int]:
     least, most = _nnodes(values.nnodes)
     if values.spares:
@@ -122,7 +118,7 @@ def _find(
         return base, one_host(values, environ), count_ranks(values.nproc_per_node, environ)
     from saferun.cluster.placement.host_sources import agree
 
-    return agree(values, settings, environ, allocation, base._replace(least=least, most=most), on_place)
+    return agree(values, settings, environ, allocation, base._replace(least=least, most=most))
 
 
 def _from_launcher(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from saferun.cluster.placement.lists import listed_hosts, own_index
@@ -27,7 +27,6 @@ def agree(
     environ: Mapping[str, str],
     allocation: Allocation | None,
     base: HostsConfig,
-    on_place: Callable[[HostsConfig, RendezvousConfig], None],
 ) -> tuple[HostsConfig, RendezvousConfig, int]:
     """The hosts of the job with this one's place, where they meet, and how many ranks this process starts.
 
@@ -37,7 +36,6 @@ def agree(
         environ: the environment of this process.
         allocation: what a scheduler provides, if anything that counts.
         base: what has nothing to do with who the hosts are; ``least`` and ``most`` are what ``--nnodes`` says.
-        on_place: takes the first two before the ranks are counted, where several processes start the job.
 
     Raises:
         UsageError: they contradict each other, or what has to be known is missing.
@@ -46,7 +44,7 @@ def agree(
     sources = _HostSources(values, settings, allocation, tuple(host.name for host in listed))
     least, most = sources.hosts(base.least, base.most)
     own = own_index(sources.listed, values, settings, allocation) if listed else None
-    own_entry = listed[own] if own is not None else None
+    ranks = sources.ranks(environ, listed[own] if own is not None else None)
     spares = values.spares
     by_handler = is_registered(values)
     if most + spares == 1 and (allocation is None or allocation.tasks == 1) and not by_handler:
@@ -55,7 +53,7 @@ def agree(
             raise UsageError(
                 f"--node-rank {values.node_rank} does not exist in a job of one host", "leave --node-rank out"
             )
-        return base._replace(least=1, most=1), one_host(values, environ), sources.ranks(environ, own_entry)
+        return base._replace(least=1, most=1), one_host(values, environ), ranks
     node_rank = sources.node_rank(most + spares, own)
     if node_rank is None and values.rdzv_backend == "static":
         source = allocation.source if allocation is not None else "the command line"
@@ -84,8 +82,7 @@ def agree(
         spares=spares,
         by_handler=by_handler,
     )
-    on_place(hosts, rendezvous)
-    return hosts, rendezvous, sources.ranks(environ, own_entry)
+    return hosts, rendezvous, ranks
 
 
 class _HostSources(Value):
