@@ -93,11 +93,6 @@ def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProces
         except OSError as error:
             raise SaferunError(f"standard output: {error.strerror}", "make room there, or write elsewhere") from None
         return 0
-    if config.wraps and not config.hosts.spans_hosts:
-        from saferun.launch.planned_wrappers import planned_wrappers
-
-        # What cannot be is known by now, and leaves no files. Several hosts have to meet first.
-        planned_wrappers(config, resolution, environ, short_host_name())
     run_id = os.urandom(8).hex()
     # Children from before (a shell that became saferun by exec may have some) are no orphans of the ranks.
     older = frozenset(children_of(os.getpid())) - (checks.pids if checks is not None else set())

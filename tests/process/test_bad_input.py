@@ -97,11 +97,6 @@ BAD = {
     "log dir is a file": Bad(("--log-dir", "train.py"), "--log-dir train.py"),
     "log dir below a file": Bad(("--log-dir", "train.py/logs"), "train.py/logs", exit_code=1),
     "log dir in no file system": Bad(("--log-dir", "/proc/logs"), "/proc/logs", exit_code=1),
-    "wrapped rank that the job does not have": Bad(("--nproc-per-node", "2", "--wrap", "5:nice"), "no rank 5"),
-    "wrapped rank of no host": Bad(("--wrap", "host:typo:nice"), "no host typo"),
-    "wrapped by no tool": Bad(("--wrap", "0:no-such-tool"), "no-such-tool is not installed"),
-    "wrapped with no run directory": Bad(("--wrap", "0:strace", "--run-dir", "none"), "no run directory"),
-    "wrapped program": Bad(("--no-python", "--wrap", "0:memray"), "Python scripts only", ("true",)),
     "standalone is no number": Bad((), "PET_STANDALONE=yes", environ={"PET_STANDALONE": "yes"}, exit_code=1),
     "too few virtual GPUs": Bad(
         ("--virtual-local-rank", "--nproc-per-node", "2"), "--virtual-local-rank", environ={"CUDA_VISIBLE_DEVICES": "0"}
