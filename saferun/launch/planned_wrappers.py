@@ -9,7 +9,7 @@ from saferun.config import LaunchConfig
 from saferun.env.apply import apply
 from saferun.env.profiles import Resolution
 from saferun.launch.dry_run import planned_placement
-from saferun.launch.wrapped_hosts import with_own_name
+from saferun.launch.wrapped_hosts import missing_host_lines, with_own_name
 from saferun.launch.wrapping import Wrapper, missing_rank, misspelt_lines, usable_wrappers
 from saferun.supervisor.topology import rank_environs
 
@@ -48,7 +48,10 @@ def planned_wrappers(
             rank_dir=rank_dir,
         )
     wraps, notes = [], misspelt_lines(config.wraps)
-    for wrap in with_own_name(config.wraps, config.hosts, host, os.uname().nodename):
+    asked = with_own_name(config.wraps, config.hosts, host, os.uname().nodename)
+    if not config.hosts.may_have_others:
+        notes += missing_host_lines(asked, {host})
+    for wrap in asked:
         if config.hosts.most > 1 and not wrap.ranks.is_local and (error := missing_rank(wrap, placement)):
             # Other hosts may have more ranks.
             notes.append(f"{error.what}, if all hosts have as many ranks as this one")

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Sequence
 
 from saferun.cluster.schedulers.host_list import compress_hosts
 from saferun.config import HostsConfig, WrapConfig
-from saferun.errors import UsageError
 
 # In a job on several hosts each of them has these.
 _LOOPBACK = frozenset({"localhost", "127.0.0.1"})
@@ -24,27 +23,14 @@ def with_own_name(wraps: Sequence[WrapConfig], hosts: HostsConfig, host: str, na
         hosts: the hosts of the job, as far as they are known before the hosts meet.
         host: the name under which the job knows this host.
         name: its host name.
-
-    Raises:
-        UsageError: the job has no such host, and that is certain.
     """
     own = {host, name, _scheduler_name(hosts)} - {""}
     if not hosts.may_have_others:
         own |= _LOOPBACK
-    known = [host] if not hosts.may_have_others else hosts.names if _has_all_names(hosts, {host, name}) else None
     found = []
     for wrap in wraps:
-        if not wrap.ranks.host:
-            found.append(wrap)
-        elif _is_among(wrap.ranks.host, own):
-            found.append(wrap._replace(ranks=wrap.ranks._replace(host=host)))
-        elif known is not None and not _is_among(wrap.ranks.host, known):
-            raise UsageError(
-                f"--wrap: there is no host {wrap.ranks.host} to run {wrap.name} on",
-                f"the {'hosts are' if len(known) > 1 else 'host is'} {compress_hosts(known)}",
-            )
-        else:
-            found.append(wrap)
+        is_own = bool(wrap.ranks.host) and _is_among(wrap.ranks.host, own)
+        found.append(wrap._replace(ranks=wrap.ranks._replace(host=host)) if is_own else wrap)
     return tuple(found)
 
 
@@ -62,12 +48,6 @@ def missing_host_lines(wraps: Iterable[WrapConfig], known: Collection[str]) -> l
 def _scheduler_name(hosts: HostsConfig) -> str:
     number = hosts.node_rank
     return hosts.names[number] if number is not None and 0 <= number < len(hosts.names) else ""
-
-
-def _has_all_names(hosts: HostsConfig, own: Collection[str]) -> bool:
-    """Whether no host can have a name that is not among those of the scheduler, which are the hosts' own then."""
-    is_fixed = hosts.least == hosts.most and not hosts.by_handler and len(hosts.names) >= hosts.started
-    return is_fixed and _is_among(_scheduler_name(hosts), own)
 
 
 def _is_among(name: str, names: Iterable[str]) -> bool:

@@ -113,7 +113,9 @@ def prevailing(earlier: Ending | None, later: Ending) -> Ending:
     if earlier is None:
         return later
     if isinstance(earlier, Stopped) and isinstance(later, Stopped) and _is_killed_after(earlier, later):
-        return later._replace(by=f"{earlier.by}, then {later.by}")
+        # An order to this host stays one.
+        host = later.host if earlier.host else ""
+        return later._replace(by=f"{earlier.by}, then {later.by}", host=host)
     if _is_order(earlier):
         return earlier
     if _is_order(later):

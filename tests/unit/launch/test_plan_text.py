@@ -291,7 +291,6 @@ def test_a_rank_of_run_path_is_shown_as_it_is_run() -> None:
         (("--wrap", "0:no-such-tool"), "no-such-tool is not installed here"),
         (("--wrap", "7:nice"), "there is no rank 7 to run under nice"),
         (("--wrap", "local:2:nice"), "there is no local rank 2 to run under nice"),
-        (("--wrap", "host:typo:nice"), "there is no host typo to run nice on"),
         (("--wrap", "0:strace", "--run-dir", "none"), "there is no run directory"),
         (("--wrap", "0:memray", "--no-python"), "memray runs Python scripts only"),
         (("--wrap", "0:nice", "--env", "PATH=/nowhere"), "nice is not installed here"),

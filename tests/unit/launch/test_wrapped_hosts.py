@@ -6,7 +6,6 @@ import pytest
 
 from saferun.cli.wrap_option import read_wraps
 from saferun.config import HostsConfig
-from saferun.errors import UsageError
 from saferun.launch.wrapped_hosts import missing_host_lines, with_own_name
 
 ONE = HostsConfig()
@@ -45,31 +44,10 @@ def test_hosts_with_the_same_name_have_numbers_in_the_job() -> None:
 
 
 @pytest.mark.parametrize("name", ["typo", "node", "node22", "10.0.0.2"])
-def test_a_host_that_a_job_cannot_have_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=f"no host {name} to run nice on") as refused:
-        own(name)
-    assert refused.value.hint == "the host is node2"
-    with pytest.raises(UsageError, match=f"no host {name} to run nice on") as refused:
-        own(name, NODES)
-    assert refused.value.hint == "the hosts are node[1-3]"
-
-
-@pytest.mark.parametrize(
-    "hosts",
-    [
-        NODES._replace(names=()),
-        NODES._replace(names=("nid1", "nid2", "nid3")),
-        NODES._replace(names=("10.0.0.1", "10.0.0.2", "10.0.0.3")),
-        NODES._replace(least=1),
-        NODES._replace(spares=1),
-        NODES._replace(by_handler=True),
-        NODES._replace(node_rank=None),
-        NODES._replace(node_rank=7),
-    ],
-)
-def test_a_host_that_a_job_may_have_is_not(hosts: HostsConfig) -> None:
-    """Not all names are known, or hosts have others than the scheduler has for them."""
-    assert not own("other", hosts)
+def test_no_other_name_is_a_hosts_own(name: str) -> None:
+    """Nor is it refused: the host may have it, though saferun does not know."""
+    assert not own(name)
+    assert not own(name, NODES)
 
 
 def test_when_the_hosts_have_met_a_line_names_the_tool_that_no_rank_runs_under() -> None:
